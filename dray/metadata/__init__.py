@@ -1,0 +1,1 @@
+"""The metadata store: one contract (`store`), four implementations, opened by URL (`opening`)."""
