@@ -31,6 +31,7 @@ from dray.metadata.store import (
     Record,
     check_append,
     check_key,
+    check_scan,
     check_session_ttl,
     check_swap,
 )
@@ -156,9 +157,10 @@ class MemoryStore:
     async def scan(
         self, domain: int, directory: str, *, start: str = "", end: str | None = None, limit: int
     ) -> list[Record]:
+        check_scan(directory, start, end, limit)
         inside = self._data.domain(domain)
         parent = directory + "/" if directory else ""
-        found = []
+        found: list[Record] = []
         for key in inside.keys[bisect_left(inside.keys, (parent + start).encode(), key=str.encode) :]:
             if len(found) == limit or not key.startswith(parent):
                 break
@@ -219,7 +221,8 @@ class MemoryStore:
     def _check_conditions(
         inside: _Domain, entries: Sequence[NewEntry], puts: Sequence[Put], deletes: Sequence[Delete]
     ) -> None:
-        for write in (*puts, *deletes):
+        writes: list[Put | Delete] = [*puts, *deletes]
+        for write in writes:
             if not inside.matches(write.key, write.expect):
                 raise VersionConflict(write.key, write.expect)
         starts: dict[str, int] = {}

@@ -201,7 +201,7 @@ class Limits:
 
     def size(self, entries: Sequence[NewEntry], puts: Sequence[Put], deletes: Sequence[Delete]) -> int:
         names = sum(len(e.sequence.encode()) for e in entries) * self.operations_per_entry
-        names += sum(len(w.key.encode()) for w in (*puts, *deletes))
+        names += sum(len(p.key.encode()) for p in puts) + sum(len(d.key.encode()) for d in deletes)
         values = sum(len(e.value) for e in entries) + sum(len(p.value) for p in puts)
         return (
             names
@@ -384,6 +384,17 @@ def check_key(key: str, what: str = "key") -> None:
         raise InvalidRequest(f"{what} {key!r} has an empty segment or a NUL; escape names with keys.escape")
 
 
+def check_scan(directory: str, start: str, end: str | None, limit: int) -> None:
+    """Raise `InvalidRequest` for a scan that would leave its directory or ask for nothing."""
+    if directory:
+        check_key(directory, "directory")
+    for bound in (start, end):
+        if bound and "/" in bound:
+            raise InvalidRequest(f"scan bound {bound!r} leaves the directory: it names a last segment")
+    if limit < 1:
+        raise InvalidRequest(f"a scan of {limit} records; ask for at least 1")
+
+
 def check_append(entries: Sequence[NewEntry], puts: Sequence[Put], deletes: Sequence[Delete]) -> None:
     """Raise `InvalidRequest` for what no store may be asked; adapters call this before anything is sent."""
     for entry in entries:
@@ -394,10 +405,10 @@ def check_append(entries: Sequence[NewEntry], puts: Sequence[Put], deletes: Sequ
             )
         if not 0 <= entry.size_bytes <= MAX_ENTRY_BYTES:
             raise InvalidRequest(f"sequence {entry.sequence}: an entry has 0 to {MAX_ENTRY_BYTES} bytes")
-    for write in (*puts, *deletes):
-        check_key(write.key)
-    keys = {write.key for write in (*puts, *deletes)}
-    if len(keys) != len(puts) + len(deletes):
+    keys = [put.key for put in puts] + [delete.key for delete in deletes]
+    for key in keys:
+        check_key(key)
+    if len(set(keys)) != len(keys):
         raise InvalidRequest("an append names a key twice; which of the two should win is not defined")
 
 
