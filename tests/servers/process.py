@@ -51,11 +51,19 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
+        self.launch()
+        self.wait_started()
+
+    def launch(self) -> None:
+        """Start without waiting, for members of a cluster that are ready only when others run too."""
         assert self._process is None, "already running"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env
             )
+
+    def wait_started(self) -> None:
+        assert self._process is not None, "not started"
         deadline = time.monotonic() + self._start_timeout_s
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
