@@ -2,10 +2,12 @@
 
     <root><domain>/k/<key>
     <root><domain>/s/<escaped sequence>/-<end_records:020d>-<end_bytes:020d>
+    <root><domain>/t/<escaped sequence>
 
-The last line is what Oxia's server makes of a sequence put on the key up to and including the last
-slash. Plain keys can never get into a sequence's directory, and a sequence is always one segment:
-that is what keeps a neighbour from being taken for its tail. Pure.
+The second is what Oxia's server makes of a sequence put on the key up to and including the last
+slash. The third is etcd's alone: the position of the sequence's last entry, spelled as in its key.
+Plain keys can never get into a sequence's directory, and a sequence is always one segment: that is
+what keeps a neighbour from being taken for its tail. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ class Layout:
         return f"{self.root}{domain}/s/{escape(sequence)}/"
 
     def entry(self, domain: int, sequence: str, position: Position) -> str:
-        return f"{self.sequence(domain, sequence)}-{position.end_records:020d}-{position.end_bytes:020d}"
+        return self.sequence(domain, sequence) + spell_position(position)
+
+    def tail(self, domain: int, sequence: str) -> str:
+        return f"{self.root}{domain}/t/{escape(sequence)}"
 
     def from_end(self, domain: int, sequence: str, n: int) -> str:
         """Sorts at or before every entry with end_records >= n, and after all others."""
@@ -67,6 +72,10 @@ class Layout:
             sequence, _, position = name.partition("/")
             return EntryOf(int(domain), unescape(sequence), parse_position(position, raw))
         return None
+
+
+def spell_position(position: Position) -> str:
+    return f"-{position.end_records:020d}-{position.end_bytes:020d}"
 
 
 def parse_position(suffix: str, raw: str) -> Position:
