@@ -1,0 +1,39 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test bench proto clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv with everything pinned in constraints.txt
+
+# setuptools comes first and from the pins, so that building the project downloads nothing of its own.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+run: setup ## Check the embedded metadata store under ./data
+	$(BIN)/drayd admin metadata check
+
+test: setup ## Lint, check types and run every test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+bench: setup ## Measure the metadata stores
+	$(BIN)/python bench/metadata.py
+
+# The mypy plugins are found through PATH.
+proto: setup ## Regenerate the gRPC stubs
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \
+		--mypy_out=. --mypy_grpc_out=. dray/metadata/proto/*.proto
+
+clean: ## Remove what setup and the tools made; data/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
