@@ -12,7 +12,8 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -21,16 +22,41 @@ from tests.servers.process import ServerProcess, accepts_connections, free_port
 Kind: TypeAlias = Literal["external", "binary", "stand-in"]
 
 _ROOT = Path(__file__).parents[2]
+_STAND_IN = "tests.servers.oxia_standin"
 _SHARDS = 4
 
 
 def find_oxia(data_dir: Path) -> OxiaServer:
     """A server, not yet started. `data_dir` is used only by one of our own."""
+    kind, where = _choose()
+    if kind == "external":
+        return OxiaServer(kind, where, None)
+    return _installed(where, data_dir) if kind == "binary" else StandInServer(data_dir)
+
+
+@contextmanager
+def start_oxia(data_dir: Path) -> Iterator[OxiaServer]:
+    server = find_oxia(data_dir)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def describe_oxia() -> str:
+    """Which one `find_oxia` takes, for the header of a test run."""
+    kind, where = _choose()
+    return f"{kind}, {where}"
+
+
+def _choose() -> tuple[Kind, str]:
+    """The kind, and its address, path or module."""
     external = os.environ.get("DRAY_TEST_OXIA")
     if external:
-        return OxiaServer("external", external, None)
+        return "external", external
     binary = shutil.which("oxia")
-    return _installed(binary, data_dir) if binary else StandInServer(data_dir)
+    return ("binary", binary) if binary else ("stand-in", _STAND_IN)
 
 
 class OxiaServer:
@@ -103,7 +129,7 @@ class StandInServer(OxiaServer):
         argv = [
             sys.executable,
             "-m",
-            "tests.servers.oxia_standin",
+            _STAND_IN,
             f"--listen={address}",
             f"--control={control}",
             f"--data={data_dir / 'log'}",
