@@ -254,12 +254,11 @@ class SqliteStore:
             if replaced.rowcount == 0:
                 raise VersionConflict(f"{sequence} at {at}", version)
             changes: list[Change] = [EntryChange(sequence, at, revision)]
-            delete = (
-                "DELETE FROM entries WHERE domain = ? AND sequence = ? AND end_records = ? AND end_bytes = ?"
-            )
-            for position in deletes:
-                if transaction.execute(delete, (domain, sequence, *position)).rowcount:
-                    changes.append(EntryChange(sequence, position, None))
+            changes += [
+                EntryChange(sequence, position, None)
+                for position in deletes
+                if _delete_entry(transaction, domain, sequence, position)
+            ]
             _log(transaction, domain, changes)
             return revision
 
