@@ -1,0 +1,240 @@
+"""Settings: where they come from, which one counts, and how a bad one is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dray.config import SETTINGS, Given, Settings, load_settings
+from dray.errors import ConfigError
+
+
+def load(config: Path | None = None, env: Mapping[str, str] | None = None, **arguments: str) -> Settings:
+    given = [Given(name.replace("_", "."), text, "--set") for name, text in arguments.items()]
+    return load_settings(config, given, env or {})
+
+
+def yaml_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "dray.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_embedded_below_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load() == Settings(
+        data=Path("data"),
+        metadata="sqlite:///data/metadata.db",
+        objects=f"file://{tmp_path}/data/objects",
+        catalog="sqlite:///data/catalog.db",
+        metadata_timeout_ms=5000,
+        metadata_domains=None,
+    )
+
+
+def test_embedded_places_follow_data_and_are_escaped() -> None:
+    settings = load(data="/srv/50%?")
+    assert settings.metadata == "sqlite:////srv/50%25%3F/metadata.db"
+    assert settings.objects == "file:///srv/50%25%3F/objects"
+    assert settings.catalog == "sqlite:////srv/50%25%3F/catalog.db"
+
+
+def test_later_sources_override_earlier_ones(tmp_path: Path) -> None:
+    config = yaml_file(
+        tmp_path, "metadata.timeout.ms: 1000\nmetadata.domains: '4'\ncatalog: none\ndata: /from/file\n"
+    )
+    env = {"DRAY_METADATA_TIMEOUT_MS": "2000", "DRAY_METADATA_DOMAINS": "8"}
+    settings = load(config, env, metadata_timeout_ms="3000")
+    assert settings.data == Path("/from/file")
+    assert settings.catalog == "none"
+    assert settings.metadata_domains == 8
+    assert settings.metadata_timeout_ms == 3000
+
+
+def test_last_argument_counts() -> None:
+    arguments = [Given("metadata.domains", "4", "--set"), Given("metadata.domains", "8", "--set")]
+    assert load_settings(None, arguments, {}).metadata_domains == 8
+
+
+def test_names_of_settings_and_variables() -> None:
+    """People have these in their files: they do not change."""
+    assert {name: setting.env for name, setting in SETTINGS.items()} == {
+        "data": "DRAY_DATA",
+        "metadata": "DRAY_METADATA",
+        "objects": "DRAY_OBJECTS",
+        "catalog": "DRAY_CATALOG",
+        "metadata.timeout.ms": "DRAY_METADATA_TIMEOUT_MS",
+        "metadata.domains": "DRAY_METADATA_DOMAINS",
+    }
+
+
+def test_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert load(yaml_file(tmp_path, "# nothing yet\n")) == load()
+
+
+def test_variables_of_the_tests_are_ignored() -> None:
+    env = {"DRAY_TEST_OXIA": "127.0.0.1:6648", "DRAY_CACHE": "/tmp/cache", "PATH": "/bin"}
+    assert load(env=env) == load()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("metdata: x\n", r"metdata: 'x' .*did you mean metadata\? \(from .*dray\.yaml line 1\)"),
+        ("\nmetadata.timeout: 5\n", r"did you mean metadata\.timeout\.ms\? .*line 2"),
+        ("metadata.domains: 0\n", r"metadata\.domains: '0' .*from 1 to 65536 \(from .*dray\.yaml line 1\)"),
+        ("metadata.domains:\n", r"metadata\.domains: '' .*whole number"),
+        ("metadata:\n  timeout.ms: 5\n", r"metadata: 'a list or mapping' .*one value.*line 1"),
+        ("metadata: [a]\n", r"metadata: 'a list or mapping'"),
+        ("data: a\ndata: b\n", r"data: 'b' .*given twice.*line 2"),
+        ("- data\n", "--config: .*'name: value'"),
+        ("data: [\n", "--config: .*must be a YAML file"),
+        ("a: 1\n---\nb: 2\n", "--config: .*must be a YAML file"),
+    ],
+)
+def test_bad_file_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load(yaml_file(tmp_path, text))
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--config: .*missing\.yaml.* No such file"):
+        load(tmp_path / "missing.yaml")
+
+
+def test_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "dray.yaml"
+    path.write_bytes(b"data: \xff\n")
+    with pytest.raises(ConfigError, match=r"--config: .*UTF-8"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        (
+            {"DRAY_METADTA": "x"},
+            r"DRAY_METADTA: 'x' .*did you mean DRAY_METADATA\? \(from the environment\)",
+        ),
+        ({"DRAY_": "x"}, "DRAY_: 'x' .*no such setting"),
+        ({"DRAY_CACHED": "x"}, "DRAY_CACHED: 'x' .*no such setting"),
+        (
+            {"DRAY_METADATA_TIMEOUT_MS": "5s"},
+            r"metadata\.timeout\.ms: '5s' .*100 to 60000 \(from DRAY_METADATA_TIMEOUT_MS\)",
+        ),
+        ({"DRAY_METADATA": ""}, r"metadata: '' .*scheme://"),
+    ],
+)
+def test_bad_variable_is_refused(env: Mapping[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load(env=env)
+
+
+def test_error_carries_the_setting_and_the_value() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(metadata_timeout_ms="99")
+    assert caught.value.setting == "metadata.timeout.ms"
+    assert caught.value.value == "99"
+    assert caught.value.expected == "it must be a whole number from 100 to 60000 (from --set)"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "five", "5.0", "5_000", "0x100", "60001", "99", "-5000", "٥٠٠٠", " 5000"]
+)
+def test_timeout_is_a_whole_number_in_range(text: str) -> None:
+    with pytest.raises(ConfigError, match="100 to 60000"):
+        load(metadata_timeout_ms=text)
+
+
+@pytest.mark.parametrize("text", ["0", "65537", "-1", "99999999999999999999"])
+def test_domains_are_in_range(text: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 65536"):
+        load(metadata_domains=text)
+
+
+@pytest.mark.parametrize("text", ["1", "65536"])
+def test_domains_may_be_at_the_ends_of_the_range(text: str) -> None:
+    assert str(load(metadata_domains=text).metadata_domains) == text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///srv/objects",
+        "s3://bucket",
+        "s3://my.bucket-1/some/prefix",
+        "s3://bucket/prefix?endpoint=http://127.0.0.1:7070&region=eu-central-1",
+    ],
+)
+def test_objects_url_is_accepted(url: str) -> None:
+    assert load(objects=url).objects == url
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("objects", "scheme://"),
+        ("gs://bucket", "file:/// or s3://"),
+        ("file://", "absolute directory"),
+        ("file:///", "absolute directory"),
+        ("file://relative/path", "absolute directory"),
+        ("s3://", "name a bucket"),
+        ("s3:///prefix", "name a bucket"),
+        ("s3://ab", "name a bucket"),
+        ("s3://key:secret@bucket", "name a bucket"),
+        ("s3://bucket?endpont=http://h", "no option 'endpont'; the options are endpoint, region"),
+        ("s3://bucket?endpoint=127.0.0.1:7070", "endpoint is the http://"),
+        ("s3://bucket?endpoint=http://h/path", "endpoint is the http://"),
+    ],
+)
+def test_bad_objects_url_is_refused(url: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"^objects: .*{complaint}"):
+        load(objects=url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "none",
+        "sqlite:///catalog.db",
+        "rest+http://127.0.0.1:8181/?warehouse=s3://bucket/warehouse",
+        "rest+https://catalog.example.com/api/catalog",
+        "glue://123456789012?region=eu-central-1",
+        "glue://",
+    ],
+)
+def test_catalog_url_is_accepted(url: str) -> None:
+    assert load(catalog=url).catalog == url
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("None", "scheme://"),
+        ("http://h:8181", r"sqlite:///, rest\+http://"),
+        ("rest+http://", r"name the server as rest\+http://host:port/"),
+        ("rest+https:///path", r"name the server as rest\+https://host:port/"),
+        ("sqlite:///", "name a file"),
+    ],
+)
+def test_bad_catalog_url_is_refused(url: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"^catalog: .*{complaint}"):
+        load(catalog=url)
+
+
+def test_memory_store_is_refused_as_a_setting() -> None:
+    with pytest.raises(ConfigError, match=r"metadata: 'memory:' .*tests only"):
+        load(metadata="memory:")
+
+
+def test_no_password_is_shown() -> None:
+    assert "secret" not in repr(load(metadata="etcd://me:secret@h1"))
+    for bad in ("etcd://me:secret@h1:port", "etcd://me:sec/secret@h1", "etcd:me:secret@h1"):
+        with pytest.raises(ConfigError) as caught:
+            load(metadata=bad)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load(metdata="etcd://me:secret@h1")
+    assert "secret" not in str(caught.value)
