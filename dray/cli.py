@@ -1,0 +1,243 @@
+"""`drayd`: arguments and settings in, an exit code and a few lines out.
+
+0 it worked; 1 it did not, and one line on stderr says why and what to do; 2 the arguments or a setting
+cannot be used, and nothing was opened; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dray import __version__
+from dray.config import SETTINGS, Given, Settings, load_settings
+from dray.errors import (
+    AccessDenied,
+    ConfigError,
+    CorruptStore,
+    DrayError,
+    IncompatibleStore,
+    InvalidRequest,
+    NoSuchNamespace,
+    OutcomeUnknown,
+    StoreFull,
+    Unavailable,
+)
+from dray.metadata.check import Finding, check_store
+from dray.metadata.cluster import Cluster, open_cluster, read_cluster
+from dray.metadata.opening import SqliteUrl, open_store, parse_metadata_url, redact
+from dray.metadata.store import MetadataStore
+
+Command: TypeAlias = Callable[[Settings, argparse.Namespace], Coroutine[Any, Any, int]]
+
+EXAMPLES = """\
+examples:
+  drayd admin metadata check
+      try the embedded store in ./data
+  drayd admin cluster init --data /var/lib/dray --set metadata.domains=64
+      create a cluster in that directory
+  drayd admin cluster show --metadata etcd://10.0.0.1:2379,10.0.0.2:2379/dray --json
+      say what is known about a cluster in etcd
+  DRAY_METADATA=oxia://127.0.0.1:6648/default drayd admin metadata check
+      every setting can come from the environment as well
+
+Settings come from --config FILE, then DRAY_… variables, then the command line; the last one counts.
+"""
+
+HINTS: Mapping[type[DrayError], str] = {
+    Unavailable: "check that the metadata URL is right and the store is running, then try again",
+    OutcomeUnknown: "the store went away in the middle; try again",
+    StoreFull: "free space in the metadata store, then try again",
+    AccessDenied: "check the user, the password and their rights in the metadata URL",
+    NoSuchNamespace: "create the namespace or correct the metadata URL",
+    IncompatibleStore: "nothing was changed; use the version and settings of the cluster",
+    CorruptStore: "nothing was changed; check that the metadata URL points to Dray's own store",
+    InvalidRequest: "correct the metadata URL",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given: list[Given] = []
+    arguments = build_parser(given).parse_args(argv)
+    command: Command = arguments.command
+    try:
+        settings = load_settings(getattr(arguments, "config", None), given)
+        return asyncio.run(command(settings, arguments))
+    except ConfigError as error:
+        return _fail(2, str(error))
+    except DrayError as error:
+        return _fail(1, str(error), HINTS.get(type(error), ""))
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser(given: list[Given]) -> argparse.ArgumentParser:
+    """The parser; settings on the command line go to `given`, in order, whatever level they stand on."""
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    group = common.add_argument_group("settings")
+    group.add_argument(
+        "--config", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="YAML file of settings"
+    )
+    group.add_argument(
+        "--set", action=_Collect, const=given, metavar="KEY=VALUE", help="any setting by its name; repeatable"
+    )
+    for setting in SETTINGS.values():
+        if setting.flag is not None:
+            default = (setting.default or "").format(data="<data>", absolute_data="<data>")
+            doc = f"{setting.doc} Default: {default}".replace("%", "%%")
+            group.add_argument(
+                f"--{setting.name}", action=_Collect, const=given, metavar=setting.flag, help=doc
+            )
+
+    def add(
+        under: argparse._SubParsersAction[argparse.ArgumentParser], name: str, doc: str
+    ) -> argparse.ArgumentParser:
+        return under.add_parser(name, help=doc, description=doc, parents=[common], allow_abbrev=False)
+
+    root = argparse.ArgumentParser(
+        prog="drayd",
+        description="Dray: Kafka-compatible streaming on object storage.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+        allow_abbrev=False,
+    )
+    root.add_argument("--version", action="version", version=f"drayd {__version__}")
+    modes = root.add_subparsers(required=True, metavar="MODE")
+    admin = add(modes, "admin", "Look at a cluster and take care of it.").add_subparsers(
+        required=True, metavar="AREA"
+    )
+
+    cluster = add(admin, "cluster", "The cluster as a whole.").add_subparsers(required=True, metavar="ACTION")
+    show = add(cluster, "show", "Say what is known about the cluster. Creates nothing.")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    show.set_defaults(command=_cluster_show)
+    init = add(cluster, "init", "Create the cluster. Does nothing if it exists.")
+    init.set_defaults(command=_cluster_init)
+
+    metadata = add(admin, "metadata", "The metadata store.").add_subparsers(required=True, metavar="ACTION")
+    check = add(
+        metadata,
+        "check",
+        "Try every primitive of the store and say how fast it answers. Creates the cluster if need be.",
+    )
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.set_defaults(command=_metadata_check)
+    return root
+
+
+class _Collect(argparse.Action):
+    """Append to the list in `const`: a subparser's namespace would replace what stood before it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        name, text = option_string.removeprefix("--") if option_string else "", str(values)
+        if name == "set":
+            name, equals, text = text.partition("=")
+            if not equals:
+                raise argparse.ArgumentError(self, f"{redact(name)!r} has no '='; write key=value")
+        self.const.append(Given(name, text, option_string or ""))
+
+
+async def _cluster_show(settings: Settings, arguments: argparse.Namespace) -> int:
+    cluster = None
+    if _may_exist(settings):
+        async with _opened(settings) as store:
+            cluster = await read_cluster(store)
+    if cluster is None:
+        return _fail(
+            1, f"there is no cluster at {redact(settings.metadata)}", "drayd admin cluster init creates it"
+        )
+    if arguments.json:
+        print(json.dumps({"metadata": redact(settings.metadata), **asdict(cluster)}))
+    else:
+        _print_cluster(settings, cluster)
+    return 0
+
+
+async def _cluster_init(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _opened(settings) as store:
+        cluster = await open_cluster(store, settings.metadata_domains)
+    _print_cluster(settings, cluster)
+    return 0
+
+
+async def _metadata_check(settings: Settings, arguments: argparse.Namespace) -> int:
+    async with _opened(settings) as store:
+        cluster = await open_cluster(store, settings.metadata_domains)
+        findings = await check_store(store, cluster.num_domains, settings.metadata_timeout_ms / 1000)
+    if arguments.json:
+        rows = [_as_json(finding) for finding in findings]
+        answer = {"metadata": redact(settings.metadata), "cluster_id": cluster.cluster_id, "primitives": rows}
+        print(json.dumps(answer))
+    else:
+        _print_cluster(settings, cluster)
+        _print_findings(findings)
+    problems = [f"{finding.primitive}: {finding.problem}" for finding in findings if finding.problem]
+    if problems:
+        return _fail(1, f"the store breaks the contract: {'; '.join(problems)}", "do not run Dray on it")
+    return 0
+
+
+def _may_exist(settings: Settings) -> bool:
+    """False if only opening would create the store: an embedded one comes into being when it is opened."""
+    url = parse_metadata_url(settings.metadata)
+    return not isinstance(url, SqliteUrl) or url.path.exists()
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[MetadataStore]:
+    store = await open_store(settings.metadata, settings.metadata_timeout_ms / 1000)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _print_cluster(settings: Settings, cluster: Cluster) -> None:
+    created = datetime.fromtimestamp(cluster.created_at_ms / 1000, UTC).isoformat(timespec="seconds")
+    print(f"metadata     {redact(settings.metadata)}")
+    print(f"cluster id   {cluster.cluster_id}")
+    print(f"domains      {cluster.num_domains}")
+    print(f"incarnation  {cluster.incarnation}")
+    print(f"created      {created}")
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    print(f"\n{'primitive':<14}{'calls':>6}{'median ms':>11}{'worst ms':>10}  ok")
+    for finding in findings:
+        calls = len(finding.elapsed_ms)
+        verdict = "no" if finding.problem else "yes"
+        print(
+            f"{finding.primitive:<14}{calls:>6}{finding.median_ms:>11.2f}{finding.worst_ms:>10.2f}  {verdict}"
+        )
+
+
+def _as_json(finding: Finding) -> dict[str, object]:
+    return {
+        "primitive": finding.primitive,
+        "calls": len(finding.elapsed_ms),
+        "median_ms": round(finding.median_ms, 3),
+        "worst_ms": round(finding.worst_ms, 3),
+        "ok": finding.problem is None,
+        "problem": finding.problem,
+    }
+
+
+def _fail(code: int, problem: str, hint: str = "") -> int:
+    line = " ".join(problem.split()) + (f" ({hint})" if hint else "")
+    print(f"drayd: {line}", file=sys.stderr)
+    return code
