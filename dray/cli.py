@@ -53,7 +53,7 @@ Settings come from --config FILE, then DRAY_… variables, then the command line
 """
 
 HINTS: Mapping[type[DrayError], str] = {
-    Unavailable: "check that the metadata URL is right and the store is running, then try again",
+    Unavailable: "check that the metadata URL and its options are right and the store is running",
     OutcomeUnknown: "the store went away in the middle; try again",
     StoreFull: "free space in the metadata store, then try again",
     AccessDenied: "check the user, the password and their rights in the metadata URL",
