@@ -532,17 +532,20 @@ class Shard:
             timer.cancel()
         self._timers.clear()
         for session_id in self.state.sessions:
-            self.keep_alive(session_id)
+            self.start_session_timer(session_id)
 
-    def keep_alive(self, session_id: int) -> None:
-        """Raises `Refused` for a session that has ended."""
-        timeout_ms = self.state.sessions.get(session_id)
-        if timeout_ms is None:
-            raise session_not_found()
+    def start_session_timer(self, session_id: int) -> None:
         if session_id in self._timers:
             self._timers[session_id].cancel()
+        after_s = self.state.sessions[session_id] / 1000
         loop = asyncio.get_running_loop()
-        self._timers[session_id] = loop.call_later(timeout_ms / 1000, self.end_session, session_id)
+        self._timers[session_id] = loop.call_later(after_s, self.end_session, session_id)
+
+    def keep_alive(self, session_id: int) -> None:
+        """Raises `Refused` for a session that has ended, also if that is still to be logged."""
+        if session_id not in self._timers:
+            raise session_not_found()
+        self.start_session_timer(session_id)
 
     def end_session(self, session_id: int) -> asyncio.Future[pb.WriteResponse | int]:
         """Raises `Refused` for a session that has ended."""
@@ -814,7 +817,7 @@ class Node(OxiaClientServicer):
                 raise Refused(grpc.StatusCode.INVALID_ARGUMENT, message, "INVALID_SESSION_TIMEOUT")
             session_id = await shard.submit(CREATE_SESSION, request.SerializeToString())
             assert isinstance(session_id, int)
-            shard.keep_alive(session_id)
+            shard.start_session_timer(session_id)
             return pb.CreateSessionResponse(session_id=session_id)
         except Refused as refused:
             await refused.abort(context)
