@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -52,8 +52,12 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.25
 # A server that is there answers with the shard table at once; one that does not in this time is skipped.
 _ASSIGNMENTS_WAIT_S = 1.5
-# Calls that fail may have an outdated table to blame: ask another server, but not oftener than this.
+# A leader that was replaced may yet say that it refused a write. One that sleeps says nothing.
+_LAST_WORD_S = 1.0
+# Calls that fail for so long may have an outdated table to blame: ask another server for it.
 _CHANGE_SOURCE_S = 1.0
+# A server that failed is not asked for the table for this long, unless there is no other.
+_AVOID_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,10 @@ class Refusal:
     leader: str = ""
 
 
+class _NotThisTime(Exception):
+    """An attempt failed without effect, or one that may be repeated failed."""
+
+
 class OxiaClient:
     def __init__(self, address: str, namespace: str, timeout_s: float, dial: Callable[[str], str]) -> None:
         self.timeout_s = timeout_s
@@ -108,7 +116,9 @@ class OxiaClient:
         self._closed = False
         self._changed = asyncio.Event()  # set, and replaced, with every change of the table
         self._listeners: dict[int, set[Callable[[], object]]] = {}
-        self._source: tuple[Callable[[], object], str, float] | None = None  # cancel, address, since
+        self._source: tuple[Callable[[], object], str] | None = None  # of assignments: cancel, address
+        self._doubtful_since: float | None = None  # calls have failed since then, and no assignments came
+        self._failed: dict[str, float] = {}  # when a server last failed us
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._follower: asyncio.Task[None] | None = None
 
@@ -219,45 +229,66 @@ class OxiaClient:
         while True:
             changed = self._changed
             shard = await self._find(route, deadline)
-            address = shard.leader
-            assert address is not None, "_find waits for a leader"
-            if fresh and shard.proof is not None and shard.proven != address:
+            if fresh and shard.proof is not None and shard.proven != shard.leader:
                 await self.barrier(route, shard.proof, deadline)
                 continue
-            # Half of what is left, so that a leader that swallows calls leaves time to ask the next one.
-            attempt_s = (deadline - loop.time()) / 2
-            with self._using(address) as connection:
-                try:
-                    await wait_ready(connection.channel, address, loop.time() + attempt_s)
-                    left_s = deadline - loop.time() if once else attempt_s
-                    return await call(Target(shard.id, address, connection.stub, left_s))
-                except Unavailable as error:  # not connected; nothing was sent
-                    failure: Exception = error
-                    self._doubt(address)
-                except grpc.aio.AioRpcError as error:
-                    failure = error
-                    refusal = self.note(shard.id, address, error)
-                    unseen = refusal.reason in _REFUSED_UNSEEN or was_never_sent(error)
-                    if once and not unseen:
-                        raise OutcomeUnknown(
-                            f"write to {address} (shard {shard.id}): {describe(error)}"
-                        ) from error
-                except asyncio.CancelledError:
-                    if not closed_under_us():
-                        raise
-                    if once:
-                        raise OutcomeUnknown(f"the store was closed during a write to {address}") from None
-                    raise Unavailable("the store was closed") from None
             try:
+                return await self._attempt(shard, call, deadline, once=once)
+            except _NotThisTime as error:
+                failure = error
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(deadline, loop.time() + pause_s)):
+                    if (
+                        pause_s > _FIRST_PAUSE_S
+                    ):  # the first hint is followed at once; later they may disagree
+                        await asyncio.sleep(_FIRST_PAUSE_S)
                     await changed.wait()
-            except TimeoutError:
-                pass
-            else:
-                await asyncio.sleep(0 if pause_s == _FIRST_PAUSE_S else _FIRST_PAUSE_S)  # hints may disagree
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
             if loop.time() >= deadline:
-                raise Unavailable(f"shard {shard.id} at {address}: {describe(failure)}") from failure
+                raise Unavailable(f"shard {shard.id}: {failure}") from failure
+
+    async def _attempt(
+        self, shard: _Shard, call: Callable[[Target], Awaitable[T]], deadline: float, *, once: bool
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        address = shard.leader
+        assert address is not None, "_find waits for a leader"
+        # Half of what is left, so that a leader that swallows calls leaves time to ask the next one.
+        attempt_s = (deadline - loop.time()) / 2
+        sent = False
+
+        def hurry() -> None:
+            if not limit.expired():
+                limit.reschedule(loop.time() + (_LAST_WORD_S if once and sent else 0))
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                with self._using(address) as connection, self.when_leader_changes(shard.id, hurry):
+                    await wait_ready(connection.channel, address, loop.time() + attempt_s)
+                    sent = True
+                    left_s = deadline - loop.time() if once else attempt_s
+                    return await call(Target(shard.id, address, connection.stub, left_s))
+        except Unavailable as error:
+            self._doubt(address)
+            raise _NotThisTime(str(error)) from error
+        except TimeoutError as error:
+            if once and sent:
+                raise OutcomeUnknown(
+                    f"write to {address}: replaced as leader of shard {shard.id} before it answered"
+                ) from error
+            raise _NotThisTime(f"{address} was replaced as leader") from error
+        except grpc.aio.AioRpcError as error:
+            problem = f"{address}: {describe(error)}"
+            refusal = self.note(shard.id, address, error)
+            if once and not (refusal.reason in _REFUSED_UNSEEN or was_never_sent(error)):
+                raise OutcomeUnknown(f"write to {problem}") from error
+            raise _NotThisTime(problem) from error
+        except asyncio.CancelledError:
+            if not closed_under_us():
+                raise
+            if once:
+                raise OutcomeUnknown(f"the store was closed during a write to {address}") from None
+            raise Unavailable("the store was closed") from None
 
     def note(self, shard: int, address: str, error: grpc.aio.AioRpcError) -> Refusal:
         """Learn from a failed call: who leads instead, or that the table may be out of date."""
@@ -292,9 +323,18 @@ class OxiaClient:
         if known is None or known.leader is None:
             raise Unavailable(f"shard {shard} has no leader")
         address = known.leader
+
+        def hurry() -> None:
+            if not limit.expired():
+                limit.reschedule(0)
+
         with self._using(address) as connection:
             try:
-                await wait_ready(connection.channel, address, deadline)
+                async with asyncio.timeout(None) as limit:
+                    with self.when_leader_changes(shard, hurry):
+                        await wait_ready(connection.channel, address, deadline)
+            except TimeoutError:
+                raise Unavailable(f"{address} was replaced as leader of shard {shard}") from None
             except Unavailable:
                 self._doubt(address)
                 raise
@@ -342,31 +382,44 @@ class OxiaClient:
 
     def _doubt(self, address: str) -> None:
         """A call to `address` failed: follow the assignments elsewhere if they may be what is wrong."""
+        now = asyncio.get_running_loop().time()
+        self._failed[address] = now
+        if self._doubtful_since is None:
+            self._doubtful_since = now
         if self._source is not None:
-            cancel, source, since = self._source
-            if source == address or asyncio.get_running_loop().time() - since > _CHANGE_SOURCE_S:
+            cancel, source = self._source
+            if source == address or now - self._doubtful_since > _CHANGE_SOURCE_S:
                 cancel()
+
+    def _servers(self) -> list[str]:
+        """Whom to ask for assignments: those that did not fail just now, if there are any."""
+        leaders = (shard.leader for shard in self._shards.values())
+        known = list(dict.fromkeys([self._bootstrap, *(leader for leader in leaders if leader)]))
+        since = asyncio.get_running_loop().time() - _AVOID_S
+        return [server for server in known if self._failed.get(server, since) <= since] or known
 
     async def _follow_assignments(self) -> None:
         turn = 0
         while True:
-            leaders = (shard.leader for shard in self._shards.values())
-            servers = list(dict.fromkeys([self._bootstrap, *(leader for leader in leaders if leader)]))
+            servers = self._servers()
+            server = servers[turn % len(servers)]
             try:
-                await self._follow_assignments_at(servers[turn % len(servers)])
+                await self._follow_assignments_at(server)
             except MetadataError as error:
+                self._failed[server] = asyncio.get_running_loop().time()
                 fatal = isinstance(error, NoSuchNamespace | AccessDenied | IncompatibleStore)
                 if fatal and not self._opened.done():
                     self._opened.set_exception(error)
             turn += 1
-            await asyncio.sleep(_FIRST_PAUSE_S if turn % len(servers) else _LONGEST_PAUSE_S)
+            await asyncio.sleep(_FIRST_PAUSE_S if len(servers) > 1 else _LONGEST_PAUSE_S)
 
     async def _follow_assignments_at(self, address: str) -> None:
         loop = asyncio.get_running_loop()
         with self._using(address) as connection:
             await wait_ready(connection.channel, address, loop.time() + _ASSIGNMENTS_WAIT_S)
             call = connection.stub.GetShardAssignments(pb.ShardAssignmentsRequest(namespace=self._namespace))
-            self._source = (call.cancel, address, loop.time())
+            self._source = (call.cancel, address)
+            self._doubtful_since = None
             try:
                 async with asyncio.timeout(_ASSIGNMENTS_WAIT_S) as limit:
                     while isinstance(message := await call.read(), pb.ShardAssignments):
@@ -407,6 +460,7 @@ class OxiaClient:
         for gone in self._shards.keys() - shards.keys():
             self._set_leader(self._shards[gone], None)
         self._shards = shards
+        self._doubtful_since = None
         self._notify()
         for connection in list(self._connections.values()):
             self._discard_unused(connection)
