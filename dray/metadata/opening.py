@@ -119,7 +119,7 @@ def redact(url: str) -> str:
 
     It hides rather too much: a password with an unescaped `/` or `@` must not shine through.
     """
-    url = re.sub(r":(?!//).*@", ":***@", url, count=1, flags=re.DOTALL)
+    url = re.sub(r":(?!//).*@", ":***@", url, flags=re.DOTALL)
     return re.sub(r"([?&][^=&]*(?:password|secret|token|credential)[^=&]*(?<!_file)=)[^&]*", r"\1***", url)
 
 

@@ -11,9 +11,11 @@ from dray.metadata.store import Expect, Expectation, NewEntry, Position, Record
 
 
 @pytest.mark.parametrize("conditions_abort", [True, False])
-async def test_good_store_has_no_problems(conditions_abort: bool) -> None:
-    findings = await check_store(MemoryStore(conditions_abort=conditions_abort), 16, 5)
+async def test_good_store_has_no_problems_and_no_keys_left(conditions_abort: bool) -> None:
+    data = MemoryData()
+    findings = await check_store(MemoryStore(data, conditions_abort=conditions_abort), 1, 5)
     assert [finding.problem for finding in findings] == [None] * 14
+    assert data.domain(0).keys == []
 
 
 async def test_wrong_answers_are_problems_of_their_primitive() -> None:
