@@ -806,13 +806,28 @@ async def test_streams_end_when_the_server_stops(doomed: OxiaServer, connect: Co
 # --- only the stand-in -------------------------------------------------------------------------------
 
 
+StartStandIn = Callable[..., StandInServer]
+
+
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[StandInServer]:
+def start_stand_in(tmp_path: Path) -> Iterator[StartStandIn]:
+    servers: list[StandInServer] = []
+
+    def start(**options: Any) -> StandInServer:
+        server = StandInServer(tmp_path, **options)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def pair(start_stand_in: StartStandIn) -> StandInServer:
     """A leader and, at its second address, a follower."""
-    server = StandInServer(tmp_path, follower=True)
-    server.start()
-    yield server
-    server.kill()
+    return start_stand_in(follower=True)
 
 
 async def leaders(messages: AsyncIterator[pb.ShardAssignments]) -> set[str]:
@@ -891,18 +906,17 @@ async def test_a_former_leader_that_has_not_noticed_answers_old_reads(
     assert error_info(await failure(old.get("k")))[0] == NOT_LEADER
 
 
-async def test_leadership_cannot_move_where_there_is_one_address(tmp_path: Path) -> None:
-    server = StandInServer(tmp_path)
-    server.start()
+async def test_leadership_cannot_move_where_there_is_one_address(start_stand_in: StartStandIn) -> None:
+    server = start_stand_in()
     with pytest.raises(RuntimeError, match="--follower"):
         server.control.move()
-    server.stop()
 
 
-async def test_a_feed_silently_begins_at_the_oldest_kept(tmp_path: Path, connect: Connect) -> None:
+async def test_a_feed_silently_begins_at_the_oldest_kept(
+    start_stand_in: StartStandIn, connect: Connect
+) -> None:
     """Oxia keeps an hour; who asks for more is not told, and sees it only from the first offset."""
-    server = StandInServer(tmp_path, notifications_kept=3)
-    server.start()
+    server = start_stand_in(notifications_kept=3)
     client = connect(server.address)
     for n in range(10):
         await client.put(f"k{n}")
@@ -912,12 +926,10 @@ async def test_a_feed_silently_begins_at_the_oldest_kept(tmp_path: Path, connect
     server.kill()
     server.start()
     assert (await anext(connect(server.address).notifications(-1))).offset == 7
-    server.kill()
 
 
-async def test_each_namespace_has_shards_of_its_own(tmp_path: Path, connect: Connect) -> None:
-    server = StandInServer(tmp_path, namespaces=["dray-c1"])
-    server.start()
+async def test_each_namespace_has_shards_of_its_own(start_stand_in: StartStandIn, connect: Connect) -> None:
+    server = start_stand_in(namespaces=["dray-c1"])
     client = connect(server.address)
     for namespace, shards in (("", {0, 1, 2, 3}), ("dray-c1", {4, 5, 6, 7})):
         message = await anext(client.assignments(namespace))
@@ -925,24 +937,22 @@ async def test_each_namespace_has_shards_of_its_own(tmp_path: Path, connect: Con
         assert {a.shard for a in assigned.assignments} == shards
     await client.write(pb.PutRequest(key="k"), shard=5)
     assert (await client.get("k")).status == pb.KEY_NOT_FOUND
-    server.stop()
 
 
-async def test_calls_are_counted(tmp_path: Path, connect: Connect) -> None:
-    server = StandInServer(tmp_path)
-    server.start()
+async def test_calls_are_counted(start_stand_in: StartStandIn, connect: Connect) -> None:
+    server = start_stand_in()
     client = connect(server.address)
     await client.write(delete_ranges=[("a", "b"), ("b", "c")])
     await client.get("a")
     assert server.control.calls() == {"Write": 1, "DeleteRange": 2, "Read": 1}
     server.control.forget_calls()
     assert server.control.calls() == {}
-    server.stop()
 
 
-async def test_a_torn_log_loses_only_its_end(tmp_path: Path, connect: Connect) -> None:
-    server = StandInServer(tmp_path)
-    server.start()
+async def test_a_torn_log_loses_only_its_end(
+    start_stand_in: StartStandIn, tmp_path: Path, connect: Connect
+) -> None:
+    server = start_stand_in()
     client = connect(server.address)
     await client.put("a")
     await client.put("b")
@@ -957,4 +967,3 @@ async def test_a_torn_log_loses_only_its_end(tmp_path: Path, connect: Connect) -
         server.kill()
     server.start()
     assert await connect(server.address).keys("", "") == ["a", "c"]
-    server.stop()
