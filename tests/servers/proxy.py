@@ -63,12 +63,18 @@ class TcpProxy:
         self._cut_after = request_bytes
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            # Not left to the task: one that is cancelled before its first step runs no `finally`.
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+        self._writers.add(writer)
         task = asyncio.create_task(self._connect(reader, writer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         onward: asyncio.StreamWriter | None = None
         try:
             if self._mode is Mode.REFUSE:
@@ -81,10 +87,9 @@ class TcpProxy:
         except* (OSError, _Cut):
             pass
         finally:
-            for end in (writer, onward):
-                if end is not None:
-                    self._writers.discard(end)
-                    end.transport.abort()
+            if onward is not None:
+                self._writers.discard(onward)
+                onward.transport.abort()
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, towards_server: bool
