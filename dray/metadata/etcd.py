@@ -66,6 +66,7 @@ from dray.metadata.store import (
     Watch,
     check_append,
     check_key,
+    check_scan,
     check_session_ttl,
     check_swap,
 )
@@ -194,13 +195,10 @@ class EtcdStore:
     async def scan(
         self, domain: int, directory: str, *, start: str = "", end: str | None = None, limit: int
     ) -> list[Record]:
-        if directory:
-            check_key(directory, "directory")
+        check_scan(directory, start, end, limit)
         base = self._layout.directory(domain, directory).encode()
         low = base + start.encode()
         high = end_of(base) if end is None else base + end.encode()
-        if limit <= 0:
-            return []
         keys_at = len(self._layout.key(domain, "").encode())
         return await self._pinned(lambda deadline: self._scan(base, low, high, limit, keys_at, deadline))
 
