@@ -111,13 +111,20 @@ class EtcdServer:
     def wait_started(self) -> None:
         self._process.wait_started()
 
+    def is_leader(self) -> bool:
+        return "\netcd_server_is_leader 1\n" in self._ask("metrics")
+
     def _ready(self) -> bool:
         """Whether it answers linearizable reads. Its client port is open long before that."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/readyz", timeout=2) as answer:
-                return bool(answer.status == 200)
+            self._ask("readyz")
         except OSError:
             return False
+        return True
+
+    def _ask(self, page: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/{page}", timeout=2) as answer:
+            return str(answer.read(), "utf-8")
 
 
 class EtcdCluster:
