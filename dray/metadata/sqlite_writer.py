@@ -222,7 +222,7 @@ class SqliteWriter:
                         except MetadataError as refused:
                             job.error = refused
             except BaseException:
-                connection.execute("ROLLBACK")
+                _roll_back(connection)
                 raise
             self._commit_transaction(connection)
         finally:
@@ -233,8 +233,7 @@ class SqliteWriter:
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            _roll_back(connection)
             if error.sqlite_errorname.startswith("SQLITE_IOERR"):
                 raise OutcomeUnknown(f"{self._path}: {error} while committing") from error
             raise
@@ -251,6 +250,12 @@ class SqliteWriter:
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(settle)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """Some errors (a full disk) have ended the transaction already."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def ensure_schema(connection: sqlite3.Connection, path: Path) -> None:

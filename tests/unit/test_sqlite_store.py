@@ -1,0 +1,206 @@
+"""What is particular to the embedded store: its file, its lock, its group commit, its bell."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dray.errors import IncompatibleStore, StoreFull, Unavailable
+from dray.metadata import sqlite_writer
+from dray.metadata.bell import Bell, ring_all
+from dray.metadata.sqlite import SqliteStore
+from dray.metadata.store import Changes, Expect, Gap, KeyChange, NewEntry, Put
+
+D = 0
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    opened = await SqliteStore.open(tmp_path / "deep" / "er" / "metadata.db", timeout_s=2)
+    yield opened
+    await opened.close()
+
+
+@contextmanager
+def held_lock(path: Path) -> Iterator[None]:
+    """Another process in the middle of its commit, or stopped there."""
+    fd = os.open(f"{path}-lock", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+async def test_waiting_appends_share_one_commit(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = 0
+    commit = sqlite_writer.SqliteWriter._commit_transaction
+
+    def counted(self: sqlite_writer.SqliteWriter, connection: sqlite3.Connection) -> None:
+        nonlocal commits
+        commits += 1
+        commit(self, connection)
+
+    monkeypatch.setattr(sqlite_writer.SqliteWriter, "_commit_transaction", counted)
+    with held_lock(store._path):
+        appends = [asyncio.create_task(store.append(D, [NewEntry("s", 1, 1, b"")])) for _ in range(101)]
+        ticks = 0
+        while ticks < 20:  # the event loop runs on while the writer waits for the lock
+            await asyncio.sleep(0.005)
+            ticks += 1
+        assert not any(task.done() for task in appends)
+    ends = [result.entries[0].position.end_records for result in await asyncio.gather(*appends)]
+    assert sorted(ends) == list(range(1, 102))
+    # The first was alone when the writer took it up; the others came while that waited for the lock.
+    assert commits <= 2
+
+
+async def test_a_refused_append_does_not_disturb_its_group(store: SqliteStore) -> None:
+    await store.put(D, "k", b"")
+    with held_lock(store._path):
+        first = asyncio.create_task(store.append(D, [NewEntry("s", 1, 1, b"")]))
+        refused = asyncio.create_task(
+            store.append(D, [NewEntry("s", 5, 5, b"")], [Put("k", b"", Expect.ABSENT)])
+        )
+        last = asyncio.create_task(store.append(D, [NewEntry("s", 1, 1, b"")]))
+        await asyncio.sleep(0.01)
+    outcomes = await asyncio.gather(first, refused, last, return_exceptions=True)
+    assert [type(o).__name__ for o in outcomes] == ["AppendResult", "VersionConflict", "AppendResult"]
+    tail = await store.tail(D, "s")
+    assert tail is not None
+    assert tail.position == (2, 2)
+
+
+async def test_a_lock_held_too_long_is_unavailable_and_the_write_never_happens(store: SqliteStore) -> None:
+    with held_lock(store._path):
+        with pytest.raises(Unavailable, match="locked by another process"):
+            await store.put(D, "late", b"")
+        assert await store.get(D, "late") is None  # readers do not wait for writers
+    await store.put(D, "next", b"")  # behind this, the withdrawn one would have been committed
+    assert await store.get(D, "late") is None
+
+
+async def test_another_program_holding_the_database_is_unavailable(store: SqliteStore) -> None:
+    other = sqlite3.connect(store._path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable):
+        await store.put(D, "k", b"")
+    other.execute("ROLLBACK")
+    other.close()
+    await store.put(D, "next", b"")
+    assert await store.get(D, "k") is None
+
+
+async def test_a_full_disk_is_said_and_nothing_is_half_written(store: SqliteStore) -> None:
+    """SQLite's own page limit gives the same error at the same places as a full disk."""
+    await store._writer.write(
+        lambda transaction: transaction.execute("PRAGMA max_page_count = 60").fetchall()
+    )
+    written = 0
+    with pytest.raises(StoreFull, match="free disk space"):
+        for written in range(1000):
+            await store.append(D, [NewEntry("s", 1, 1, bytes(4096))], [Put(f"w/{written}", b"")])
+    entries = await store.entries(D, "s", 0, 1000)
+    assert len(entries) == written == len(await store.scan(D, "w", limit=1000))
+    result = await store.append(D, [NewEntry("s", 1, 1, b"")])
+    assert result.entries[0].position.end_records == written + 1
+
+
+async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    store = await SqliteStore.open(path)
+    await store.put(D, "k", b"v")
+    await store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(IncompatibleStore, match="schema version 2"):
+        await SqliteStore.open(path)
+    assert path.read_bytes() == before
+
+
+async def test_files_of_others_are_refused_and_left_alone(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database " * 100)
+    with pytest.raises(IncompatibleStore, match="not a SQLite database"):
+        await SqliteStore.open(text)
+    assert text.read_text() == "not a database " * 100
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE t (x)")
+    db.close()
+    before = other.read_bytes()
+    with pytest.raises(IncompatibleStore, match="another program"):
+        await SqliteStore.open(other)
+    assert other.read_bytes() == before
+
+
+async def test_a_path_that_cannot_be_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="cannot create"):
+        await SqliteStore.open(tmp_path / "file" / "metadata.db")
+    with pytest.raises(Unavailable):
+        await SqliteStore.open(tmp_path)  # a directory
+
+
+async def test_a_closed_store_refuses_writes_at_once(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    await store.close()
+    await store.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await store.put(D, "k", b"")
+
+
+async def test_a_watcher_behind_the_kept_log_gets_a_gap(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_writer, "KEPT_REVISIONS", 5)
+    monkeypatch.setattr(sqlite_writer, "TRIM_EVERY", 1)
+    async with store.watch(D) as watch:
+        # One transaction, so that the watcher cannot read in between.
+        with held_lock(store._path):
+            puts = [asyncio.create_task(store.put(D, f"k{i}", b"")) for i in range(20)]
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*puts)
+        events: list[Changes | Gap] = []
+        async with asyncio.timeout(5):
+            while not (events and isinstance(events[-1], Changes) and _names(events[-1], "k19")):
+                events.append(await anext(watch))
+    assert Gap() in events
+
+
+def _names(event: Changes, key: str) -> bool:
+    return any(isinstance(change, KeyChange) and change.key == key for change in event.changes)
+
+
+async def test_a_writer_that_died_before_ringing_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metadata.db"
+    reader, writer = await SqliteStore.open(path), await SqliteStore.open(path)
+    monkeypatch.setattr(sqlite_writer, "ring_all", lambda _: None)
+    async with reader.watch(D) as watch, asyncio.timeout(10):
+        version = await writer.put(D, "unrung", b"")
+        assert await anext(watch) == Changes((KeyChange("unrung", version),))
+    await reader.close()
+    await writer.close()
+
+
+def test_bells_of_the_dead_are_taken_away(tmp_path: Path) -> None:
+    alive, dead, unready = Bell(tmp_path), Bell(tmp_path), tmp_path / ".unready"
+    os.close(dead.fd)  # as the kernel does for a killed process
+    os.mkfifo(unready)
+    for _ in range(70_000):  # more than a FIFO holds: ringing never blocks
+        ring_all(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {alive._path.name, ".unready"}
+    alive.drain()
+    alive.close()
