@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -317,13 +318,44 @@ async def test_a_full_server(small_server: EtcdServer, root: str) -> None:
     await store.append(D, [one("s")])
     with pytest.raises(StoreFull):
         for n in range(200):
-            await store.put(D, f"fill/{n}", bytes(60_000))
+            with contextlib.suppress(OutcomeUnknown):
+                await store.put(D, f"fill/{n}", bytes(60_000))
     with pytest.raises(StoreFull):
         await store.append(D, [one("s")], [Put("witness", b"", Expect.ABSENT)])
     assert await store.get(D, "witness") is None
     assert [e.position.end_records for e in await store.entries(D, "s", 0, 9)] == [5]
     assert await store.delete(D, "fill/0")  # room can be made
     await store.close()
+
+
+async def test_a_server_that_gets_full_under_load(tmp_path: Path) -> None:
+    """Around that moment etcd refuses writes that it has applied: those must not pass for refused."""
+    server = EtcdServer(tmp_path, ["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
+    server.start()
+    outcomes: dict[str, type[Exception] | None] = {}
+
+    async def fill(store: EtcdStore, writer: int) -> None:
+        for n in range(1_000):
+            key = f"{writer}/{n}"
+            outcomes[key] = None
+            try:
+                await store.append(writer, [NewEntry("s", 1, 1, bytes(20_000))], [Put(key, b"")])
+            except (StoreFull, OutcomeUnknown) as error:
+                outcomes[key] = type(error)
+                return
+
+    try:
+        store = await EtcdStore.open([server.address], "/x")
+        await asyncio.gather(*(fill(store, writer) for writer in range(40)))
+        for key, outcome in outcomes.items():
+            writer = int(key.split("/")[0])
+            there = await store.get(writer, key) is not None
+            assert outcome is OutcomeUnknown or there == (outcome is None), key
+        with pytest.raises(StoreFull):
+            await store.put(D, "k", b"")
+        await store.close()
+    finally:
+        server.kill()
 
 
 # Watching
