@@ -27,7 +27,7 @@ test: setup ## Lint, check types and run every test
 	$(BIN)/pytest
 
 bench: setup ## Measure the metadata stores
-	$(BIN)/python bench/metadata.py
+	$(BIN)/python -m bench.metadata
 
 # The mypy plugins are found through PATH.
 proto: setup ## Regenerate the gRPC stubs
