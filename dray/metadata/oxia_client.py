@@ -148,6 +148,7 @@ class OxiaClient:
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
+            self._follower = None  # it refers to its last call, and gRPC hangs up only without that
         if not self._opened.done():
             self._opened.cancel()
         self._notify()

@@ -20,6 +20,9 @@ from dray.metadata.oxia_client import OxiaClient, Target, locked, refusal_of
 from dray.metadata.proto import oxia_pb2 as pb
 from dray.metadata.store import Expect, Expectation
 
+# Closing is a courtesy to those who wait for the keys: it must not hold up a shutdown.
+_END_WAIT_S = 2.0
+
 
 class PutInSession(Protocol):
     """Put a key that belongs to a shard's session; None if the server does not know that session."""
@@ -171,4 +174,5 @@ class OxiaSession:
                     raise
 
         with suppress(MetadataError):  # out of reach: it ends by itself within its time-to-live
-            await self._client.repeat(session.route, end)
+            wait_s = min(self._client.timeout_s, _END_WAIT_S)
+            await self._client.repeat(session.route, end, asyncio.get_running_loop().time() + wait_s)
