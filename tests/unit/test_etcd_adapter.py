@@ -330,7 +330,7 @@ async def test_a_full_server(small_server: EtcdServer, root: str) -> None:
 
 async def test_a_server_that_gets_full_under_load(tmp_path: Path) -> None:
     """Around that moment etcd refuses writes that it has applied: those must not pass for refused."""
-    server = EtcdServer(tmp_path, ["--quota-backend-bytes=2000000", "--unsafe-no-fsync"])
+    server = EtcdServer(tmp_path, ["--quota-backend-bytes=6000000", "--unsafe-no-fsync"])
     server.start()
     outcomes: dict[str, type[Exception] | None] = {}
 
@@ -346,7 +346,7 @@ async def test_a_server_that_gets_full_under_load(tmp_path: Path) -> None:
 
     try:
         store = await EtcdStore.open([server.address], "/x")
-        await asyncio.gather(*(fill(store, writer) for writer in range(40)))
+        await asyncio.gather(*(fill(store, writer) for writer in range(100)))
         for key, outcome in outcomes.items():
             writer = int(key.split("/")[0])
             there = await store.get(writer, key) is not None
@@ -575,12 +575,12 @@ async def test_no_acknowledged_entry_is_lost_with_the_leader(tmp_path: Path) -> 
         async with asyncio.TaskGroup() as group:
             for writer in range(3):
                 group.create_task(write(writer))
-            await more(15)
+            await more(6)
             (leader,) = [m for m in cluster.members if await asyncio.to_thread(m.is_leader)]
             leader.kill()
-            await more(15)
+            await more(6)
             await asyncio.to_thread(leader.start)
-            await more(5)
+            await more(3)
             done = True
         reader = await EtcdStore.open(cluster.addresses, "/x")
         entries = await reader.entries(D, "s", 0, 100_000)
