@@ -3,7 +3,8 @@
 Owns the channels and the auth token; knows nothing of keys, sequences or Kafka. Every call ends by
 its deadline in an answer or a `MetadataError`.
 
-- What may be repeated (`range`, `repeatable`, leases, watches) is repeated over the endpoints until its deadline.
+- What may be repeated (`range`, `repeatable`, leases, watches) is repeated over the endpoints until its
+  deadline.
 - A write (`write`) is sent once, on a connected channel. It is sent again only where etcd has said
   that it did not take it because the auth token was not valid.
 - One endpoint is current and stays so while it answers. One that failed is suspected for a while and
