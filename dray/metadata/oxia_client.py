@@ -411,6 +411,10 @@ class OxiaClient:
                 fatal = isinstance(error, NoSuchNamespace | AccessDenied | IncompatibleStore)
                 if fatal and not self._opened.done():
                     self._opened.set_exception(error)
+            except Exception as error:  # a bug, ours or that of `dial`: let it not look like a dead server
+                if not self._opened.done():
+                    self._opened.set_exception(error)
+                raise
             turn += 1
             await asyncio.sleep(_FIRST_PAUSE_S if len(servers) > 1 else _LONGEST_PAUSE_S)
 

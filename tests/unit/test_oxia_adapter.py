@@ -353,16 +353,21 @@ async def test_reads_after_a_barrier_are_not_stale(
         assert stale is not None
         assert stale.value == b"old", "the stand-in is to answer with old values, else this tests nothing"
         await ours.barrier(0)
-        for _ in range(3):
+        for _ in range(2):
             record, tail = await ours.get(0, "key"), await ours.tail(0, "stream")
             assert record is not None
             assert tail is not None
             assert (record.value, tail.value) == (b"new", b"new")
             assert [r.value for r in await ours.scan(0, "", limit=1)] == [b"new"]
             assert len(await ours.entries(0, "stream", 0, 10)) == 2
-            # Makes the store ask for the assignments again, which then name the former leader.
-            proxies[former].cut()
-            await asyncio.sleep(0.1)
+            # Only the former leader can be asked for assignments now, and it names itself.
+            pair.control.forget_calls()
+            await proxies[now].set_mode(Mode.REFUSE)
+            for proxy in proxies.values():
+                proxy.cut()
+            await eventually(lambda: pair.control.calls().get("GetShardAssignments", 0) > 0)
+            await asyncio.sleep(0.05)
+            await proxies[now].set_mode(Mode.PASS)
     finally:
         pair.control.settle()
         await ours.close()
