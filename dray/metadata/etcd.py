@@ -326,8 +326,9 @@ class EtcdStore:
     @contextlib.asynccontextmanager
     async def session(self, ttl_ms: int) -> AsyncIterator[Session]:
         check_session_ttl(ttl_ms)
+        asked_at = asyncio.get_running_loop().time()
         lease = await self._client.grant(math.ceil(ttl_ms / 1000), self._client.deadline())
-        session = _EtcdSession(self, self._client, lease, ttl_ms)
+        session = _EtcdSession(self, self._client, lease, ttl_ms, asked_at)
         self._sessions.add(session)
         try:
             yield session
@@ -532,12 +533,14 @@ class EtcdStore:
 class _EtcdSession:
     """A lease. etcd counts whole seconds, so the server may let it live a little longer than asked."""
 
-    def __init__(self, store: EtcdStore, client: EtcdClient, lease: int, ttl_ms: int) -> None:
+    def __init__(
+        self, store: EtcdStore, client: EtcdClient, lease: int, ttl_ms: int, asked_at: float
+    ) -> None:
         self._store = store
         self._client = client
         self._id = lease
         self._closed = False
-        self._lease = Lease(ttl_ms, lambda: client.keep_alive(lease, client.deadline()))
+        self._lease = Lease(ttl_ms, lambda: client.keep_alive(lease, client.deadline()), asked_at)
 
     @property
     def lost(self) -> bool:

@@ -36,7 +36,7 @@ from dray.errors import (
 )
 from dray.metadata.proto import etcd_pb2 as pb
 from dray.metadata.proto.etcd_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
-from dray.metadata.rpc import CHANNEL_OPTIONS, wait_ready, was_never_sent
+from dray.metadata.rpc import open_channel, wait_ready, was_never_sent
 
 if TYPE_CHECKING:  # the generated module has these for the type checker only
     from dray.metadata.proto.etcd_pb2_grpc import AuthAsyncStub, KVAsyncStub, LeaseAsyncStub, WatchAsyncStub
@@ -47,11 +47,6 @@ WatchStream: TypeAlias = "grpc.aio.StreamStreamCall[pb.WatchRequest, pb.WatchRes
 
 # A channel notices after 13 s that its peer is gone (keepalive, `rpc.py`); do not go back before that.
 _SUSPECT_S = 15.0
-# etcd counts pings on a connection without calls as abuse and closes it. So an idle connection that has
-# silently died is noticed by the first call on it; a watch, which is a call, keeps it under observation.
-_CHANNEL_OPTIONS = tuple(
-    (name, 0 if name == "grpc.keepalive_permit_without_calls" else value) for name, value in CHANNEL_OPTIONS
-)
 # Between repeats: a leader election takes about a second, so more than a few tries are a waste.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
@@ -120,10 +115,9 @@ class Endpoint:
 
     @classmethod
     def open(cls, address: str, tls: grpc.ChannelCredentials | None) -> Endpoint:
-        if tls is None:
-            channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        else:
-            channel = grpc.aio.secure_channel(address, tls, options=_CHANNEL_OPTIONS)
+        # etcd counts pings on a connection without calls as abuse and closes it. So an idle connection that
+        # has silently died is noticed by the first call on it; a watch is a call, and keeps it observed.
+        channel = open_channel(address, tls, keepalive_permit_without_calls=0)
         return cls(
             address, channel, KVStub(channel), WatchStub(channel), LeaseStub(channel), AuthStub(channel)
         )

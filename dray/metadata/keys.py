@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 import xxhash
@@ -10,6 +11,8 @@ import xxhash
 CLUSTER_DOMAIN = 0
 
 
+# Called for every entry of every append, with the names of the same streams.
+@lru_cache(maxsize=65_536)
 def escape(name: str) -> str:
     """Make any non-empty name one key segment: reversible, ASCII, and free of `/`."""
     return quote(name, safe="")

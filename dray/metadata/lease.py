@@ -17,12 +17,14 @@ class Lease:
     """Renews by calling `renew` three times per time-to-live until that says no or time runs out.
 
     `renew` returns False when the store no longer knows the session; a `MetadataError` from it means
-    "could not tell" and is tried again.
+    "could not tell" and is tried again. `asked_at`, of the loop's clock, is when the session was asked
+    for: like a renewal it counts from when it was sent, not from its answer.
     """
 
-    def __init__(self, ttl_ms: int, renew: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, ttl_ms: int, renew: Callable[[], Awaitable[bool]], asked_at: float) -> None:
         self._ttl_s = ttl_ms / 1000
         self._renew = renew
+        self._alive_at = asked_at
         self._over = asyncio.Event()
         self._task = asyncio.create_task(self._keep())
 
@@ -48,16 +50,15 @@ class Lease:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        alive_at = loop.time()  # a renewal counts from when it was sent, not from its answer
         while not self.lost:
-            deadline = alive_at + self._ttl_s
+            deadline = self._alive_at + self._ttl_s
             await asyncio.sleep(min(self._ttl_s / 3, max(deadline - loop.time(), 0)))
             sent_at = loop.time()
             try:
                 async with asyncio.timeout_at(deadline):
                     if not await self._renew():
                         break
-                alive_at = sent_at
+                self._alive_at = sent_at
             except TimeoutError:
                 break
             except MetadataError:

@@ -104,9 +104,10 @@ class OxiaSession:
             shard = await self._client.find_shard(route, deadline)
             if shard not in self._on_shard:
                 # A repeated one may have been made already: that one expires, unused.
+                asked_at = asyncio.get_running_loop().time()
                 created = await self._client.repeat(route, self._create, deadline)
                 self._check()
-                lease = Lease(self._ttl_ms, lambda: self._renew(domain, created))
+                lease = Lease(self._ttl_ms, lambda: self._renew(domain, created), asked_at)
                 watcher = asyncio.create_task(self._share_loss(lease))
                 self._on_shard[shard] = _ShardSession(route, created, lease, watcher)
             return self._on_shard[shard].id

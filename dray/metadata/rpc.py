@@ -17,7 +17,7 @@ from dray.errors import Unavailable
 # An answer holds at most what one bounded read asked for; this only stops a broken server.
 MAX_RECEIVE_BYTES = 256 * 2**20
 
-CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+CHANNEL_OPTIONS: Sequence[tuple[str, int | str]] = (
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", -1),  # bounded by `limits` before a request is built
@@ -35,10 +35,14 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
 )
 
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, **changed: int | str
+) -> grpc.aio.Channel:
+    """A channel with `CHANNEL_OPTIONS`, except for those `changed`, named without their "grpc."."""
+    options = list((dict(CHANNEL_OPTIONS) | {f"grpc.{name}": to for name, to in changed.items()}).items())
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 async def wait_ready(channel: grpc.aio.Channel, address: str, deadline: float) -> None:

@@ -322,9 +322,9 @@ class SqliteStore:
     @asynccontextmanager
     async def session(self, ttl_ms: int) -> AsyncIterator[SqliteSession]:
         check_session_ttl(ttl_ms)
-        session = SqliteSession(
-            self._writer, await self._writer.write(lambda t: _new_session(t, ttl_ms)), ttl_ms
-        )
+        asked_at = asyncio.get_running_loop().time()
+        session_id = await self._writer.write(lambda t: _new_session(t, ttl_ms))
+        session = SqliteSession(self._writer, session_id, ttl_ms, asked_at)
         self._sessions.add(session)
         try:
             yield session
@@ -343,11 +343,11 @@ class SqliteStore:
 class SqliteSession:
     """A row in `sessions` that this process renews; whoever finds it expired ends it."""
 
-    def __init__(self, writer: SqliteWriter, session: int, ttl_ms: int) -> None:
+    def __init__(self, writer: SqliteWriter, session: int, ttl_ms: int, asked_at: float) -> None:
         self._writer = writer
         self._id = session
         self._ttl_ms = ttl_ms
-        self._lease = Lease(ttl_ms, self._renew)
+        self._lease = Lease(ttl_ms, self._renew, asked_at)
         self._closed = False
 
     @property
