@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 from dray.metadata.etcd import EtcdStore
@@ -39,6 +39,8 @@ STREAMS = (1, 50)
 VALUE = b"v" * 200
 # Store and bare call take turns of this length, so that both meet the machine in the same mood.
 SLICE_S = 0.25
+# Made beforehand for the bare calls, so that making them is not part of what they take.
+BARE_OPERATIONS = 20_000
 
 Call = Callable[[int], Awaitable[object]]  # of a domain
 
@@ -167,15 +169,16 @@ async def etcd_subject(directory: Path) -> AsyncIterator[Subject]:
         def bare_append(streams: int) -> Call:
             entries = new_entries(streams)
             tails = {entry.sequence: EtcdTail(Position(0, 0), 1) for entry in entries}
-            requests = {}
-            for domain in range(max(IN_FLIGHT)):
-                request = append_request(
-                    store._layout, 1000 + domain, entries, place(entries, tails), tails, (), ()
-                )
+            requests = []
+            for _ in range(BARE_OPERATIONS // streams):  # new keys each time, as appends write them
+                ends = place(entries, tails)
+                request = append_request(store._layout, 1000 + streams, entries, ends, tails, (), ())
                 for condition in request.compare:  # as many and as long, but always true
                     condition.result = etcd_pb2.Compare.NOT_EQUAL
-                requests[domain] = request
-            return lambda domain: stub.Txn(requests[domain])
+                requests.append(request)
+                tails = {entry.sequence: EtcdTail(end, 1) for entry, end in zip(entries, ends, strict=True)}
+            turns = cycle(requests)
+            return lambda domain: stub.Txn(next(turns))
 
         def bare_ceiling(domain: int) -> Awaitable[object]:
             low = store._layout.from_end(domain, "stream-0000", 500).encode()
@@ -197,13 +200,11 @@ async def oxia_subject(directory: Path) -> AsyncIterator[Subject]:
                 return store._client.shard_of(store._route(domain))
 
             def bare_append(streams: int) -> Call:
-                requests = {
-                    domain: oxia_pb2.WriteRequest(
-                        shard=shard_of(domain),
-                        puts=[store._sequence_put(domain, entry) for entry in new_entries(streams)],
-                    )
-                    for domain in range(max(IN_FLIGHT))
-                }
+                requests = {}
+                for domain in range(max(IN_FLIGHT)):
+                    requests[domain] = oxia_pb2.WriteRequest(shard=shard_of(domain))
+                    for entry in new_entries(streams):
+                        store._sequence_put(requests[domain], domain, entry)
                 return lambda domain: stub.Write(requests[domain])
 
             async def bare_ceiling(domain: int) -> None:

@@ -15,6 +15,7 @@ from dray.metadata.store import Delete, Expect, Expectation, Limits, NewEntry, P
 _WIDEST_DOMAIN = 2**31 - 1
 
 
+_POSITION_BYTES = len(spell_position(Position(0, 0)))
 _MOD = pb.Compare.MOD  # looked up once: enums of generated messages are slow to reach
 
 
@@ -30,10 +31,9 @@ class EtcdLimits(Limits):
     def size(self, entries: Sequence[NewEntry], puts: Sequence[Put], deletes: Sequence[Delete]) -> int:
         size = self.OPERATION_OVERHEAD_BYTES * self.operations(len(entries), len(puts), len(deletes))
         # The entry's key, and the tail's in the comparison, the write and the read after a conflict.
-        names = len(self.layout.entry(_WIDEST_DOMAIN, "", Position(0, 0)).encode())
-        names += 3 * len(self.layout.tail(_WIDEST_DOMAIN, "").encode())
+        root = len(self.layout.domain(_WIDEST_DOMAIN).encode())
         for entry in entries:
-            size += names + 4 * len(escape(entry.sequence)) + len(entry.value)
+            size += 4 * (root + len("s//") + len(escape(entry.sequence))) + _POSITION_BYTES + len(entry.value)
         for key in (*(p.key for p in puts), *(d.key for d in deletes)):
             size += 3 * len(self.layout.key(_WIDEST_DOMAIN, key).encode())
         return size + sum(len(p.value) for p in puts)
@@ -76,19 +76,20 @@ def append_request(
     conflict tells in the same round trip what is true now.
     """
     request = pb.TxnRequest()
-    ends: dict[str, Position] = {}
+    ends: dict[str, str] = {}
     # Filled in place: making messages and copying them in takes four times as long.
     for entry, position in zip(entries, positions, strict=True):
         write = request.success.add().request_put
-        write.key = layout.entry(domain, entry.sequence, position).encode()
+        end = spell_position(position)
+        write.key = (layout.sequence(domain, entry.sequence) + end).encode()
         write.value = entry.value
-        ends[entry.sequence] = position
+        ends[entry.sequence] = end
     for sequence, tail in tails.items():
         raw = layout.tail(domain, sequence).encode()
         request.compare.add(target=_MOD, key=raw, mod_revision=tail.revision)
         write = request.success.add().request_put
         write.key = raw
-        write.value = spell_position(ends[sequence]).encode()
+        write.value = ends[sequence].encode()
         request.failure.add().request_range.key = raw
     request.success.extend(put(layout.key(domain, p.key).encode(), p.value) for p in puts)
     request.success.extend(delete(layout.key(domain, d.key).encode()) for d in deletes)
