@@ -15,7 +15,7 @@ import pytest
 
 from dray.errors import MetadataError, OutcomeUnknown, SessionLost, Unavailable, VersionConflict
 from dray.metadata.opening import open_store
-from dray.metadata.store import Expect, MetadataStore, NewEntry, Put
+from dray.metadata.store import Entry, Expect, MetadataStore, NewEntry, Put
 from tests.conformance.backends import (
     Network,
     ServerBackend,
@@ -365,6 +365,91 @@ async def test_a_killed_server_loses_nothing_acknowledged(
         await book.wait_for(len(book.acknowledged) + 40)
         stop.set()
     await book.check(direct)
+    await direct.close()
+
+
+async def test_every_call_survives_a_kill_of_the_server(
+    killable: tuple[EtcdServer | OxiaServer, ServerBackend],
+) -> None:
+    """All calls at once, over and over, while the server is killed and restarted under them."""
+    server, backend = killable
+    direct = await backend.open()
+    await direct.put(D, "k", b"v")
+    await direct.put(D, "dir/k", b"v")
+    result = await direct.append(D, [NewEntry("s", 5, 5, b"v"), NewEntry("swapped", 5, 5, b"0")])
+    truth = {name: await read(direct) for name, read in READS.items()}
+    swapped = result.entries[1]
+    stop = asyncio.Event()
+    told: dict[str, str] = {}  # key -> what its writer learned
+    ended = 0
+
+    async def call(make: Callable[[], Awaitable[object]]) -> tuple[str, object]:
+        nonlocal ended
+        answer: object = None
+        try:
+            async with asyncio.timeout(TIMEOUT_S + GRACE_S):
+                answer = await make()
+            outcome = "done"
+        except Unavailable:
+            outcome = "not done"
+        except OutcomeUnknown:
+            outcome = "unknown"
+        ended += 1
+        await asyncio.sleep(0)
+        return outcome, answer
+
+    async def reads(name: str) -> None:
+        store = await backend.open(TIMEOUT_S)
+        while not stop.is_set():
+            outcome, answer = await call(lambda: READS[name](store))
+            assert outcome != "done" or answer == truth[name], name
+            assert outcome != "unknown" or name == "barrier", name
+        await store.close()
+
+    async def puts_and_deletes() -> None:
+        store = await backend.open(TIMEOUT_S)
+        n = 0
+        while not stop.is_set():
+            key, n = f"put/{n}", n + 1
+            told[key], version = await call(lambda: store.put(D, key, b"", Expect.ABSENT))  # noqa: B023
+            if told[key] == "done" and n % 2:
+                assert isinstance(version, int)
+                deleted, _ = await call(lambda: store.delete(D, key, version))  # noqa: B023
+                told[key] = {"done": "not done", "not done": "done", "unknown": "unknown"}[deleted]
+        await store.close()
+
+    async def swaps() -> None:
+        store = await backend.open(TIMEOUT_S)
+        at, version = swapped.position, swapped.version
+        while not stop.is_set():
+            outcome, answer = await call(lambda: store.swap(D, "swapped", at, version, b"1", []))  # noqa: B023
+            if outcome == "unknown":  # find the version out; the entry itself cannot be gone
+                await until_answered(lambda: store.barrier(D))
+                _, answer = await call(lambda: store.tail(D, "swapped"))
+                version = answer.version if isinstance(answer, Entry) else version
+            elif outcome == "done":
+                assert isinstance(answer, int)
+                version = answer
+        await store.close()
+
+    async with asyncio.TaskGroup() as group:
+        for name in READS:
+            group.create_task(reads(name))
+        group.create_task(puts_and_deletes())
+        group.create_task(swaps())
+        for _ in range(2):
+            before = ended
+            while ended < before + 200:  # noqa: ASYNC110 — progress of eight tasks, not one event
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(TIMEOUT_S / 2)  # calls meet a server that is not there
+            await asyncio.to_thread(server.start)
+        await until_answered(lambda: direct.barrier(D))
+        stop.set()
+    there = {record.key for record in await direct.scan(D, "put", limit=100_000)}
+    assert {key for key, what in told.items() if what == "done"} <= there
+    assert not there & {key for key, what in told.items() if what == "not done"}
+    assert len(await direct.entries(D, "swapped", 0, 10)) == 1
     await direct.close()
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from dray.errors import IncompatibleStore, StoreFull, Unavailable
-from dray.metadata import sqlite_writer
+from dray.metadata import sqlite, sqlite_writer
 from dray.metadata.bell import Bell, ring_all
 from dray.metadata.sqlite import SqliteStore
-from dray.metadata.store import Changes, Expect, Gap, KeyChange, NewEntry, Put
+from dray.metadata.store import Changes, EntryChange, Expect, Gap, KeyChange, NewEntry, Put
+from tests.conformance.backends import spawn
 
 D = 0
 
@@ -193,6 +194,23 @@ async def test_a_writer_that_died_before_ringing_is_noticed(
         assert await anext(watch) == Changes((KeyChange("unrung", version),))
     await reader.close()
     await writer.close()
+
+
+async def test_a_watch_is_woken_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "LOOK_EVERY_S", 3600)  # by the bell, or not at all
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    async with store.watch(D) as watch:
+        child = await spawn("append", f"sqlite:///{tmp_path}/metadata.db", str(D), "s", "child")
+        ends: list[int] = []
+        async with asyncio.timeout(20):
+            while len(ends) < 20:
+                event = await anext(watch)
+                assert isinstance(event, Changes)
+                ends += [c.position.end_records for c in event.changes if isinstance(c, EntryChange)]
+        child.kill()
+        await child.communicate()
+    assert ends == sorted(set(ends))
+    await store.close()
 
 
 def test_bells_of_the_dead_are_taken_away(tmp_path: Path) -> None:
