@@ -30,9 +30,10 @@ bench: setup ## Measure the metadata stores
 	$(BIN)/python -m bench.metadata
 
 # The mypy plugins are found through PATH.
-proto: setup ## Regenerate the gRPC stubs
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \
-		--mypy_out=. --mypy_grpc_out=. dray/metadata/proto/*.proto
+proto: export PATH := $(CURDIR)/$(BIN):$(PATH)
+proto: setup ## Regenerate what the .proto files say
+	python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. dray/metadata/proto/*.proto dray/index/*.proto
+	python -m grpc_tools.protoc -I. --grpc_python_out=. --mypy_grpc_out=. dray/metadata/proto/*.proto
 
 clean: ## Remove what setup and the tools made; data/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""The offset index: which object holds which offsets of a stream."""
