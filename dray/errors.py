@@ -2,6 +2,20 @@
 
 DrayError
 ├── ConfigError              fix the setting it names; nothing was opened
+├── InvalidBatch             refuse what the client sent; nothing of it was stored
+│   ├── CorruptBatch         it was damaged on the way, or never was a record batch
+│   ├── LegacyBatch          the client speaks a message format from before Kafka 0.11
+│   ├── UnsupportedCodec     nobody could decompress it
+│   ├── BatchTooLarge        the client is to make smaller batches
+│   ├── InvalidRecords       the batch contradicts itself, or is not a client's to write
+│   ├── InvalidTimestamp     its timestamps are not a client's to set
+│   └── TransactionalBatch   Dray has no transactions
+├── WalFormatError           do not use the object, or this part of it
+│   ├── DamagedObject        these are not the bytes that were written: read again, then look
+│   ├── UnknownWalVersion    a newer Dray wrote it: upgrade, and leave it alone
+│   └── WrongDomain          a sound object, but not the one that was meant
+├── NotCommitted             nothing was written, nor will be: the client may retry
+├── CommitUnknown            it may be written: the client may retry, and may get it twice
 └── MetadataError
     ├── VersionConflict      another writer won: read again before retrying
     ├── StartConflict        the sequence went on: fold what came in between, then append anew
@@ -32,6 +46,134 @@ class ConfigError(DrayError):
         self.setting = setting
         self.value = value
         self.expected = expected
+
+
+class InvalidBatch(DrayError):
+    """A client's record batch cannot be taken. `at` is where the batch begins in what the client sent.
+
+    Each kind names the Kafka error that the client is to get.
+    """
+
+    def __init__(self, problem: str, at: int) -> None:
+        super().__init__(f"record batch at byte {at}: {problem}")
+        self.problem = problem
+        self.at = at
+
+
+class CorruptBatch(InvalidBatch):
+    """Lengths that do not fit, an unknown magic or a wrong checksum. CORRUPT_MESSAGE: clients resend."""
+
+
+class LegacyBatch(InvalidBatch):
+    """Magic 0 or 1. INVALID_RECORD, as Kafka answers since Produce 3.
+
+    UNSUPPORTED_FOR_MESSAGE_FORMAT would be the reverse: a topic too old for the request.
+    """
+
+
+class UnsupportedCodec(InvalidBatch):
+    """A compression code that Kafka has not assigned. UNSUPPORTED_COMPRESSION_TYPE."""
+
+
+class BatchTooLarge(InvalidBatch):
+    """Above the topic's `max.message.bytes`. MESSAGE_TOO_LARGE: clients split the batch."""
+
+
+class InvalidRecords(InvalidBatch):
+    """Counts, offsets, sequence numbers or attribute bits that no client may send. INVALID_RECORD."""
+
+
+class InvalidTimestamp(InvalidBatch):
+    """LogAppendTime, which is the broker's to set, or a negative time. INVALID_TIMESTAMP."""
+
+
+class TransactionalBatch(InvalidBatch):
+    """Part of a transaction. INVALID_REQUEST."""
+
+
+class WalFormatError(DrayError):
+    """Bytes that cannot be read as a WAL object. `at` is the byte of the object where that shows."""
+
+    def __init__(self, problem: str, at: int) -> None:
+        super().__init__(f"WAL object, byte {at}: {problem}")
+        self.problem = problem
+        self.at = at
+
+
+class DamagedObject(WalFormatError):
+    """Cut short, changed, or never a WAL object."""
+
+
+class UnknownWalVersion(WalFormatError):
+    """A version of the format that this Dray does not know."""
+
+
+class WrongDomain(WalFormatError):
+    """The object belongs to another MetaDomain than the one it was looked for in."""
+
+
+class NotCommitted(DrayError):
+    """A write came to nothing, for certain. Its cause says why."""
+
+
+class CommitUnknown(DrayError):
+    """Nobody could find out in time whether a write was committed."""
+
+
+class ObjectStoreError(DrayError):
+    """A call to the object store did not do what was asked."""
+
+
+class ObjectNotFound(ObjectStoreError):
+    """The store was asked and has no such object."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key}: there is no such object")
+        self.key = key
+
+
+class ObjectExists(ObjectStoreError):
+    """A put-if-absent lost: the object there is another's. Nothing was changed."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key}: the object exists already")
+        self.key = key
+
+
+class ObjectTooShort(ObjectStoreError):
+    """The range reaches beyond the end of the object. `size` is None where the store does not say."""
+
+    def __init__(self, key: str, start: int, end: int, size: int | None) -> None:
+        has = "fewer" if size is None else size
+        super().__init__(f"{key}: bytes {start} to {end} were asked for, but the object has {has}")
+        self.key = key
+        self.start = start
+        self.end = end
+        self.size = size
+
+
+class ObjectDamaged(ObjectStoreError):
+    """The body had another length or checksum than the store announced, each time it was read."""
+
+
+class ObjectStoreUnavailable(ObjectStoreError):
+    """No usable answer before the deadline. A write may have happened, or may happen yet."""
+
+
+class ObjectStoreFull(ObjectStoreError):
+    """The store has no room. Nothing was put."""
+
+
+class ObjectStoreDenied(ObjectStoreError):
+    """The store refused the credentials, or they do not allow this."""
+
+
+class ObjectStoreMisconfigured(ObjectStoreError):
+    """The store cannot work as it is set up. Says which setting or what else to correct."""
+
+
+class InvalidObjectRequest(ObjectStoreError):
+    """The caller asked for something no object store can do. Nothing was sent."""
 
 
 class MetadataError(DrayError):

@@ -1,0 +1,1 @@
+"""Kafka's wire format. Pure: bytes in, values out."""

@@ -1,0 +1,1 @@
+"""WAL objects: what produced batches become in object storage."""
