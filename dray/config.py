@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import yaml
 
-from dray.errors import ConfigError, InvalidRequest
+from dray.errors import ConfigError, InvalidObjectRequest, InvalidRequest
 from dray.metadata.cluster import MAX_NUM_DOMAINS
 from dray.metadata.opening import (
     MemoryUrl,
@@ -31,6 +31,7 @@ from dray.metadata.opening import (
     redact,
     split_url,
 )
+from dray.objectstore.opening import parse_objects_url
 
 ENV_PREFIX = "DRAY_"
 # Read by the test suite and its tools, not by Dray.
@@ -68,21 +69,7 @@ def _metadata_url(text: str) -> str:
 
 
 def _objects_url(text: str) -> str:
-    parts = split_url(text)
-    match parts.scheme:
-        case "file":
-            parts.check_options()
-            if parts.authority or not parts.path.strip("/"):
-                raise parts.bad("name an absolute directory: file:///path")
-        case "s3":
-            parts.check_options("endpoint", "region")
-            if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", parts.authority):
-                raise parts.bad("name a bucket (3 to 63 of a-z 0-9 . -): s3://bucket/prefix")
-            endpoint = parts.options.get("endpoint")
-            if endpoint is not None and not re.fullmatch(r"https?://[^/?#@]+/?", endpoint):
-                raise parts.bad("endpoint is the http:// or https:// address of a server, without a path")
-        case _:
-            raise parts.bad("an object store URL begins with file:/// or s3://")
+    parse_objects_url(text)
     return text
 
 
@@ -280,7 +267,7 @@ def _check_name(name: str, given: Given, known: Iterable[str]) -> None:
 def _parse(setting: Setting, given: Given) -> object:
     try:
         return setting.parse(given.text)
-    except (ValueError, InvalidRequest) as error:
+    except (ValueError, InvalidRequest, InvalidObjectRequest) as error:
         # What `bad_url` writes begins with the URL, which `ConfigError` names anyway.
         expected = str(error).removeprefix(f"{redact(given.text)}: ")
         raise ConfigError(setting.name, redact(given.text), f"{expected} (from {given.origin})") from None

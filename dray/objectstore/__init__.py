@@ -1,0 +1,1 @@
+"""Object stores: one contract (`store`), three implementations, opened by URL (`opening`)."""
