@@ -21,12 +21,14 @@ from google.protobuf.message import DecodeError
 
 from dray.errors import CorruptStore, IncompatibleStore
 from dray.index import entry_pb2 as pb
+from dray.metadata.keys import domain_of
 from dray.metadata.store import Entry
 
 FORMAT = 1
 # Each batch in a chunk stands behind its length (`dray.wal.format`).
 BATCH_PREFIX_BYTES = 4
 NO_PRODUCER = -1
+_SEQUENCES = "streams/"
 
 
 class Producer(NamedTuple):
@@ -133,7 +135,17 @@ def live(entries: Sequence[Placed]) -> list[Placed]:
 
 def sequence_of(stream_id: int) -> str:
     """The name of a stream's index in its domain."""
-    return f"streams/{stream_id:016x}"
+    return f"{_SEQUENCES}{stream_id:016x}"
+
+
+def stream_of(sequence: str) -> int | None:
+    """The stream whose index has this name; None for a sequence of another kind."""
+    return int(sequence[len(_SEQUENCES) :], 16) if sequence.startswith(_SEQUENCES) else None
+
+
+def stream_domain(stream_id: int, num_domains: int) -> int:
+    """The MetaDomain of a stream. Part of the stored format, like `domain_of`."""
+    return domain_of(f"{stream_id:016x}", num_domains)
 
 
 def encode(entry: IndexEntry) -> bytes:
