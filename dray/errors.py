@@ -11,7 +11,7 @@ DrayError
 │   ├── InvalidTimestamp     its timestamps are not a client's to set
 │   └── TransactionalBatch   Dray has no transactions
 ├── WalFormatError           do not use the object, or this part of it
-│   ├── DamagedObject        these are not the bytes that were written: read again, then look
+│   ├── DamagedWal           these are not the bytes that were written: read again, then look
 │   ├── UnknownWalVersion    a newer Dray wrote it: upgrade, and leave it alone
 │   └── WrongDomain          a sound object, but not the one that was meant
 ├── NotCommitted             nothing was written, nor will be: the client may retry
@@ -100,7 +100,7 @@ class WalFormatError(DrayError):
         self.at = at
 
 
-class DamagedObject(WalFormatError):
+class DamagedWal(WalFormatError):
     """Cut short, changed, or never a WAL object."""
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from dray.errors import DamagedObject, UnknownWalVersion, WrongDomain
+from dray.errors import DamagedWal, UnknownWalVersion, WrongDomain
 from dray.metadata.keys import escape
 from dray.protocol import records
 from dray.protocol.records import Buffer
@@ -158,10 +158,10 @@ def encode_object(
 def decode_header(data: Buffer, expected_domain: int | None = None) -> Header:
     """The header from the first bytes of an object, at least 49. The first of two range reads."""
     if len(data) < HEADER_BYTES:
-        raise DamagedObject(f"it ends inside the header, which has {HEADER_BYTES} bytes", len(data))
+        raise DamagedWal(f"it ends inside the header, which has {HEADER_BYTES} bytes", len(data))
     magic, version, wal_id, domain, created_at_ms, chunk_count, index_offset = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise DamagedObject(f"it begins with {magic!r} instead of {MAGIC!r}: not a WAL object", 0)
+        raise DamagedWal(f"it begins with {magic!r} instead of {MAGIC!r}: not a WAL object", 0)
     if version != VERSION:
         raise UnknownWalVersion(f"version {version}; this program reads version {VERSION}", _VERSION_AT)
     header = Header(UUID(bytes=wal_id), domain, created_at_ms, chunk_count, index_offset)
@@ -173,35 +173,38 @@ def decode_header(data: Buffer, expected_domain: int | None = None) -> Header:
 
 def decode_index(header: Header, data: Buffer) -> list[ChunkEntry]:
     """The chunk index from the bytes [index_offset, index_end) of the object. The second range read."""
+    return list(iter_index(header, data))
+
+
+def iter_index(header: Header, data: Buffer) -> Iterator[ChunkEntry]:
+    """The same, entry by entry: those before the first that is wrong can be looked at."""
     expected = header.index_end - header.index_offset
     if len(data) != expected:
-        raise DamagedObject(
+        raise DamagedWal(
             f"{header.chunk_count} chunks have an index of {expected} bytes, and {len(data)} are there",
             header.index_offset + min(len(data), expected),
         )
-    entries: list[ChunkEntry] = []
-    body_end, previous_id = HEADER_BYTES, -1
+    at, body_end, previous_id = header.index_offset, HEADER_BYTES, -1
     for fields in _ENTRY.iter_unpack(data):
         entry = ChunkEntry._make(fields)
-        at = header.index_offset + len(entries) * ENTRY_BYTES
         if entry.stream_id <= previous_id:
             order = "twice" if entry.stream_id == previous_id else f"behind {previous_id}"
-            raise DamagedObject(f"stream {entry.stream_id} is in the index {order}", at)
+            raise DamagedWal(f"stream {entry.stream_id} is in the index {order}", at)
         _check_position(entry, body_end, header.index_offset, at)
-        entries.append(entry)
+        yield entry
+        at += ENTRY_BYTES
         body_end, previous_id = entry.offset + entry.length, entry.stream_id
     if body_end != header.index_offset:
-        raise DamagedObject(
+        raise DamagedWal(
             f"chunks end at byte {body_end}, but the index begins at byte {header.index_offset}", body_end
         )
-    return entries
 
 
 def decode_chunk(entry: ChunkEntry, data: Buffer) -> list[memoryview]:
     """The batches of a chunk from the bytes [offset, offset + length) of the object."""
     view = memoryview(data)
     if len(view) != entry.length:
-        raise DamagedObject(
+        raise DamagedWal(
             f"chunk of stream {entry.stream_id} has {entry.length} bytes, and {len(view)} are there",
             entry.offset + min(len(view), entry.length),
         )
@@ -210,7 +213,7 @@ def decode_chunk(entry: ChunkEntry, data: Buffer) -> list[memoryview]:
     for number in range(entry.batch_count):
         at = entry.offset + position
         if position + PREFIX_BYTES > len(view):
-            raise DamagedObject(
+            raise DamagedWal(
                 f"chunk of stream {entry.stream_id} ends behind {number} of {entry.batch_count} batches", at
             )
         (length,) = _PREFIX.unpack_from(view, position)
@@ -218,7 +221,7 @@ def decode_chunk(entry: ChunkEntry, data: Buffer) -> list[memoryview]:
         batches.append(_batch(view, position, length, at))
         position += length
     if position != len(view):
-        raise DamagedObject(
+        raise DamagedWal(
             f"chunk of stream {entry.stream_id} goes on for {len(view) - position} bytes"
             f" behind its {entry.batch_count} batches",
             entry.offset + position,
@@ -235,7 +238,7 @@ def decode_run(lengths: Sequence[int], data: Buffer, at: int) -> list[memoryview
     view = memoryview(data)
     expected = sum(lengths) + PREFIX_BYTES * max(len(lengths) - 1, 0)
     if len(view) != expected:
-        raise DamagedObject(
+        raise DamagedWal(
             f"{len(lengths)} batches have {expected} bytes, and {len(view)} are there",
             at + min(len(view), expected),
         )
@@ -245,7 +248,7 @@ def decode_run(lengths: Sequence[int], data: Buffer, at: int) -> list[memoryview
         if batches:
             (prefix,) = _PREFIX.unpack_from(view, position)
             if prefix != length:
-                raise DamagedObject(
+                raise DamagedWal(
                     f"a batch of {prefix} bytes where the index has one of {length}", at + position
                 )
             position += PREFIX_BYTES
@@ -276,8 +279,8 @@ def check_end(header: Header, size: int) -> bool:
         return True
     if size < header.index_end:
         problem = f"it ends inside the chunk index, which goes to byte {header.index_end}"
-        raise DamagedObject(problem, size)
-    raise DamagedObject(
+        raise DamagedWal(problem, size)
+    raise DamagedWal(
         f"{size - header.index_end} bytes behind the index, and a checksum has {FOOTER_BYTES}",
         header.index_end,
     )
@@ -289,7 +292,7 @@ def check_checksum(header: Header, data: Buffer) -> None:
     (stored,) = _FOOTER.unpack_from(view, header.index_end)
     computed = crc32c(view[: header.index_end])
     if stored != computed:
-        raise DamagedObject(
+        raise DamagedWal(
             f"checksum is {computed:#010x}, but the footer says {stored:#010x}", header.index_end
         )
 
@@ -333,9 +336,9 @@ def _append_batches(parts: list[Buffer], batches: Sequence[Buffer]) -> list[tupl
 def _check_bodies_room(header: Header) -> None:
     room = header.index_offset - HEADER_BYTES
     if room < 0:
-        raise DamagedObject(f"chunk index at byte {header.index_offset}, in the header", _INDEX_OFFSET_AT)
+        raise DamagedWal(f"chunk index at byte {header.index_offset}, in the header", _INDEX_OFFSET_AT)
     if header.chunk_count * _SMALLEST_CHUNK_BYTES > room:
-        raise DamagedObject(f"{header.chunk_count} chunks cannot be in {room} bytes", _CHUNK_COUNT_AT)
+        raise DamagedWal(f"{header.chunk_count} chunks cannot be in {room} bytes", _CHUNK_COUNT_AT)
 
 
 def _check_position(entry: ChunkEntry, body_end: int, index_offset: int, at: int) -> None:
@@ -343,31 +346,31 @@ def _check_position(entry: ChunkEntry, body_end: int, index_offset: int, at: int
     start, end = entry.offset, entry.offset + entry.length
     if start < HEADER_BYTES or end > index_offset:
         bodies = f"[{HEADER_BYTES}, {index_offset})"
-        raise DamagedObject(
+        raise DamagedWal(
             f"chunk of stream {entry.stream_id} is at [{start}, {end}), outside of the bodies {bodies}",
             at + 8,
         )
     if start != body_end:
         how = "overlaps the one before it" if start < body_end else "leaves a gap"
-        raise DamagedObject(
+        raise DamagedWal(
             f"chunk of stream {entry.stream_id} begins at {start} instead of {body_end}: it {how}", at + 8
         )
     if not entry.batch_count or entry.batch_count * _SMALLEST_CHUNK_BYTES > entry.length:
-        raise DamagedObject(f"{entry.batch_count} batches cannot be in {entry.length} bytes", at + 24)
+        raise DamagedWal(f"{entry.batch_count} batches cannot be in {entry.length} bytes", at + 24)
     if entry.records < entry.batch_count:
-        raise DamagedObject(f"{entry.batch_count} batches with {entry.records} records", at + 20)
+        raise DamagedWal(f"{entry.batch_count} batches with {entry.records} records", at + 20)
     if entry.min_timestamp_ms > entry.max_timestamp_ms:
-        raise DamagedObject(f"timestamps from {entry.min_timestamp_ms} to {entry.max_timestamp_ms}", at + 28)
+        raise DamagedWal(f"timestamps from {entry.min_timestamp_ms} to {entry.max_timestamp_ms}", at + 28)
 
 
 def _batch(view: memoryview, position: int, length: int, at: int) -> memoryview:
     """The batch at `position`, if it is there, and as long as it says itself. `at` is for the error."""
     data = view[position : position + length]
     if len(data) != length:
-        raise DamagedObject(f"a batch of {length} bytes, of which {len(data)} are there", at)
+        raise DamagedWal(f"a batch of {length} bytes, of which {len(data)} are there", at)
     if length < records.HEADER_BYTES:
-        raise DamagedObject(f"a batch of {length} bytes, and its header alone has {records.HEADER_BYTES}", at)
+        raise DamagedWal(f"a batch of {length} bytes, and its header alone has {records.HEADER_BYTES}", at)
     own = _BATCH_LENGTH.unpack_from(data)[0] + _BATCH_LENGTH_ENDS_AT
     if own != length:
-        raise DamagedObject(f"a batch of {length} bytes that has {own} by its own header", at)
+        raise DamagedWal(f"a batch of {length} bytes that has {own} by its own header", at)
     return data
