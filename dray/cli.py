@@ -35,6 +35,7 @@ from dray.metadata.check import Finding, check_store
 from dray.metadata.cluster import Cluster, open_cluster, read_cluster
 from dray.metadata.opening import SqliteUrl, open_store, parse_metadata_url, redact
 from dray.metadata.store import MetadataStore
+from dray.wal.inspect import as_json, as_table, inspect_object, read_object
 
 Command: TypeAlias = Callable[[Settings, argparse.Namespace], Coroutine[Any, Any, int]]
 
@@ -48,6 +49,8 @@ examples:
       say what is known about a cluster in etcd
   DRAY_METADATA=oxia://127.0.0.1:6648/default drayd admin metadata check
       every setting can come from the environment as well
+  drayd admin wal inspect wal/v1/zone=a/domain=7/date=2026/01/31/….wo --objects s3://bucket/dray
+      show what a WAL object holds, and whether it is whole
 
 Settings come from --config FILE, then DRAY_… variables, then the command line; the last one counts.
 """
@@ -131,6 +134,14 @@ def build_parser(given: list[Given]) -> argparse.ArgumentParser:
     )
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(command=_metadata_check)
+
+    wal = add(admin, "wal", "WAL objects.").add_subparsers(required=True, metavar="ACTION")
+    inspect = add(wal, "inspect", "Show what a WAL object holds, and whether it is whole. Changes nothing.")
+    inspect.add_argument(
+        "object", metavar="OBJECT", help="a file, a URL (file:///… or s3://…), or a key in the object store"
+    )
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+    inspect.set_defaults(command=_wal_inspect)
     return root
 
 
@@ -189,6 +200,22 @@ async def _metadata_check(settings: Settings, arguments: argparse.Namespace) -> 
     problems = [f"{finding.primitive}: {finding.problem}" for finding in findings if finding.problem]
     if problems:
         return _fail(1, f"the store breaks the contract: {'; '.join(problems)}", "do not run Dray on it")
+    return 0
+
+
+async def _wal_inspect(settings: Settings, arguments: argparse.Namespace) -> int:
+    name = redact(arguments.object)
+    try:
+        found = inspect_object(await read_object(arguments.object, settings.objects))
+    except OSError as error:
+        return _fail(1, f"{name}: {error.strerror}")
+    if arguments.json:
+        print(json.dumps({"object": name, **as_json(found)}))
+    else:
+        print("\n".join(as_table(found)))
+    if found.problems:
+        more = len(found.problems) - 1
+        return _fail(1, f"{name}: {found.problems[0]}", f"and {more} more" if more else "")
     return 0
 
 

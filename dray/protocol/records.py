@@ -109,7 +109,7 @@ def split_batches(payload: Buffer, max_batch_bytes: int = 2**31 - 1) -> list[Bat
 
 
 def read_batch(view: memoryview, at: int = 0, max_batch_bytes: int = 2**31 - 1) -> Batch:
-    """The batch that begins at `at`, sound by its sizes and checksum."""
+    """The batch that begins at `at`, sound by its sizes and checksum, in a known codec."""
     size = _batch_size(view, at)
     if size > max_batch_bytes:
         raise BatchTooLarge(f"{size} bytes are above the limit of {max_batch_bytes}", at)
@@ -118,7 +118,10 @@ def read_batch(view: memoryview, at: int = 0, max_batch_bytes: int = 2**31 - 1) 
     computed = crc32c(data[_ATTRIBUTES_AT:])
     if computed != crc:
         raise CorruptBatch(f"checksum is {computed:#010x}, but the header says {crc:#010x}", at)
-    return Batch(data, base_offset, leader_epoch, *rest)
+    batch = Batch(data, base_offset, leader_epoch, *rest)
+    if (code := batch.attributes & CODEC_BITS) >= len(CODECS):
+        raise UnsupportedCodec(f"compression code {code} is not assigned", at)
+    return batch
 
 
 def patched(data: memoryview, base_offset: int, leader_epoch: int) -> tuple[bytes, memoryview]:
@@ -175,8 +178,6 @@ def _check_produced(batch: Batch, at: int) -> None:
         raise InvalidRecords(f"a record count of {count}", at)
     if batch.last_offset_delta != count - 1:
         raise InvalidRecords(f"{count} records, but the last offset delta is {batch.last_offset_delta}", at)
-    if (attributes & CODEC_BITS) >= len(CODECS):
-        raise UnsupportedCodec(f"compression code {attributes & CODEC_BITS} is not assigned", at)
     if attributes & CONTROL_BIT:
         raise InvalidRecords("a control batch, which only a broker writes", at)
     if attributes & TRANSACTIONAL_BIT:
