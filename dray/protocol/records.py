@@ -160,8 +160,6 @@ def _batch_size(view: memoryview, at: int) -> int:
         raise LegacyBatch(f"message format {magic}; only format 2 is taken", at)
     if magic != 2:
         raise CorruptBatch(f"magic {magic} is no message format", at)
-    if remaining < HEADER_BYTES:
-        raise CorruptBatch(f"{remaining} bytes are left, and a header has {HEADER_BYTES}", at)
     _, length, _ = _BEFORE_CRC.unpack_from(view, at)
     size: int = length + _LENGTH_ENDS_AT
     if size < HEADER_BYTES:

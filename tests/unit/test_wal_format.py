@@ -322,6 +322,16 @@ def test_bytes_between_the_chunks_are_refused() -> None:
         decode_object(resealed(data))
 
 
+def test_a_batch_that_begins_at_the_very_end_of_its_chunk_is_refused() -> None:
+    """The first batch says, twice, that it takes all but six bytes: a prefix and the start of nothing."""
+    data = encode_object(ID, 0, 0, [chunk(1, build_batch(), build_batch())]).body
+    struct.pack_into(">I", data, 49, 134)
+    struct.pack_into(">I", data, 61, 122)
+    struct.pack_into(">I", data, 187, 68)
+    with pytest.raises(DamagedWal, match="byte 187: a batch of 68 bytes, of which 2 are there"):
+        decode_object(resealed(data))
+
+
 def test_the_domain_is_only_compared_if_one_is_expected() -> None:
     data = small()
     assert decode_object(data).header.domain == 3
