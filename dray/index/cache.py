@@ -38,7 +38,7 @@ MAX_REMEMBERED = 4_096
 # Measured with tracemalloc on CPython 3.11, rounded up.
 STREAM_BYTES = 1_024
 ENTRY_BYTES = 1_024
-BATCH_BYTES = 320
+BATCH_BYTES = 416
 
 
 class IndexCache:
