@@ -66,10 +66,12 @@ from dray.metadata.store import (
     Session,
     Watch,
     check_append,
-    check_key,
+    check_record,
     check_scan,
+    check_sequence,
     check_session_ttl,
     check_swap,
+    check_watch,
 )
 
 T = TypeVar("T")
@@ -194,7 +196,7 @@ class EtcdStore:
         return self._client.requests_sent
 
     async def get(self, domain: int, key: str) -> Record | None:
-        check_key(key)
+        check_record(domain, key)
         raw = self._layout.key(domain, key).encode()
         response = await self._client.range(pb.RangeRequest(key=raw), self._client.deadline())
         for kv in response.kvs:
@@ -204,7 +206,7 @@ class EtcdStore:
     async def scan(
         self, domain: int, directory: str, *, start: str = "", end: str | None = None, limit: int
     ) -> list[Record]:
-        check_scan(directory, start, end, limit)
+        check_scan(domain, directory, start, end, limit)
         base = self._layout.directory(domain, directory).encode()
         low = base + start.encode()
         high = end_of(base) if end is None else base + end.encode()
@@ -215,7 +217,7 @@ class EtcdStore:
         return await self._put(domain, key, value, expect, lease=0)
 
     async def delete(self, domain: int, key: str, expect: Expectation = Expect.ANY) -> bool:
-        check_key(key)
+        check_record(domain, key, expect)
         raw = self._layout.key(domain, key).encode()
         response = await self._write(
             pb.TxnRequest(compare=conditions(raw, expect), success=[delete(raw)]), self._client.deadline()
@@ -231,7 +233,7 @@ class EtcdStore:
         puts: Sequence[Put] = (),
         deletes: Sequence[Delete] = (),
     ) -> AppendResult:
-        check_append(entries, puts, deletes)
+        check_append(domain, entries, puts, deletes)
         self._limits.check(entries, puts, deletes)
         deadline = self._client.deadline()
         if not entries:  # no position to wait for
@@ -250,14 +252,14 @@ class EtcdStore:
         return None
 
     async def floor(self, domain: int, sequence: str, n: int) -> Entry | None:
-        check_key(sequence, "sequence")
+        check_sequence(domain, sequence)
         return await self._pinned(
             lambda deadline: self._floor(domain, sequence, min(n, MAX_POSITION), deadline)
         )
 
     async def entries(self, domain: int, sequence: str, start: int, limit: int) -> list[Entry]:
-        check_key(sequence, "sequence")
-        if limit <= 0 or start > MAX_POSITION:
+        check_sequence(domain, sequence, limit)
+        if start > MAX_POSITION:
             return []
         # No sort order: etcd keeps keys in ascending order anyway, but if asked for it in so many words
         # reads the whole range before it applies the limit.
@@ -277,7 +279,7 @@ class EtcdStore:
         return found
 
     async def tail(self, domain: int, sequence: str) -> Entry | None:
-        check_key(sequence, "sequence")
+        check_sequence(domain, sequence)
         return await self._pinned(lambda deadline: self._tail(domain, sequence, deadline))
 
     async def swap(
@@ -289,8 +291,7 @@ class EtcdStore:
         value: bytes,
         deletes: Sequence[Position],
     ) -> int:
-        check_key(sequence, "sequence")
-        check_swap(at, deletes)
+        check_swap(domain, sequence, at, version, deletes)
         deadline = self._client.deadline()
         raw = self._layout.entry(domain, sequence, at).encode()
         removals = [delete(self._layout.entry(domain, sequence, position).encode()) for position in deletes]
@@ -319,9 +320,11 @@ class EtcdStore:
 
     async def barrier(self, domain: int) -> None:
         """Nothing to do: every read asks the leader's quorum for the commit index and waits for it."""
+        self._client.check_open()
 
     @contextlib.asynccontextmanager
     async def watch(self, domain: int, prefix: str | None = None) -> AsyncIterator[Watch]:
+        check_watch(domain, prefix)
         if prefix is None:
             # Keys and entries lie side by side; the tail records behind them are nobody's business.
             start, end = self._layout.key(domain, "").encode(), f"{self._layout.domain(domain)}t".encode()
@@ -358,7 +361,7 @@ class EtcdStore:
     # Single keys
 
     async def _put(self, domain: int, key: str, value: bytes, expect: Expectation, lease: int) -> int:
-        check_key(key)
+        check_record(domain, key, expect)
         self._limits.check((), (Put(key, value, expect),), ())
         raw = self._layout.key(domain, key).encode()
         response = await self._write(

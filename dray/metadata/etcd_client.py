@@ -312,10 +312,14 @@ class EtcdClient:
 
     async def _connected(self, deadline: float) -> Endpoint:
         """The current endpoint if it is connected and not suspected, else the first that connects."""
-        endpoint = None if self._closed else await self._choose(deadline)
-        if endpoint is None or self._closed:  # before, or while we waited
-            raise Unavailable("the store is closed")
+        self.check_open()
+        endpoint = await self._choose(deadline)
+        self.check_open()  # it may have been closed while we waited
         return endpoint
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed")
 
     async def _choose(self, deadline: float) -> Endpoint:
         now = self._loop.time()

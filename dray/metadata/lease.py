@@ -49,6 +49,12 @@ class Lease:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
+        try:
+            await self._renew_until_lost()
+        finally:  # whatever ended it: nobody renews any more
+            self._over.set()
+
+    async def _renew_until_lost(self) -> None:
         loop = asyncio.get_running_loop()
         while not self.lost:
             deadline = self._alive_at + self._ttl_s
@@ -64,4 +70,3 @@ class Lease:
             except MetadataError:
                 if loop.time() >= deadline:
                     break
-        self._over.set()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from dray.errors import SessionLost, StartConflict, VersionConflict
+from dray.errors import SessionLost, StartConflict, Unavailable, VersionConflict
 from dray.metadata.feed import Feed
 from dray.metadata.store import (
     AppendResult,
@@ -30,10 +30,12 @@ from dray.metadata.store import (
     Put,
     Record,
     check_append,
-    check_key,
+    check_record,
     check_scan,
+    check_sequence,
     check_session_ttl,
     check_swap,
+    check_watch,
 )
 
 
@@ -88,7 +90,7 @@ class MemoryData:
 
     def __init__(self) -> None:
         self._domains: dict[int, _Domain] = {}
-        self._version = 0
+        self.last_version = 0
 
     def domain(self, domain: int) -> _Domain:
         return self._domains.setdefault(domain, _Domain())
@@ -97,8 +99,8 @@ class MemoryData:
         return list(self._domains.values())
 
     def next_version(self) -> int:
-        self._version += 1
-        return self._version
+        self.last_version += 1
+        return self.last_version
 
 
 class MemorySession:
@@ -120,7 +122,7 @@ class MemorySession:
     ) -> int:
         if self.lost:
             raise SessionLost("the session is over; make a new one")
-        check_key(key)
+        check_record(domain, key, expect)
         in_domain = self._data.domain(domain)
         if not in_domain.matches(key, expect):
             raise VersionConflict(key, expect)
@@ -145,20 +147,21 @@ class MemoryStore:
         self._data = data or MemoryData()
         self._conditions_abort = conditions_abort
         self._feeds: set[Feed] = set()
+        self._closed = False
 
     @property
     def conditions_abort(self) -> bool:
         return self._conditions_abort
 
     async def get(self, domain: int, key: str) -> Record | None:
-        check_key(key)
-        return self._data.domain(domain).records.get(key)
+        check_record(domain, key)
+        return self._inside(domain).records.get(key)
 
     async def scan(
         self, domain: int, directory: str, *, start: str = "", end: str | None = None, limit: int
     ) -> list[Record]:
-        check_scan(directory, start, end, limit)
-        inside = self._data.domain(domain)
+        check_scan(domain, directory, start, end, limit)
+        inside = self._inside(domain)
         parent = directory + "/" if directory else ""
         found: list[Record] = []
         for key in inside.keys[bisect_left(inside.keys, (parent + start).encode(), key=str.encode) :]:
@@ -176,7 +179,8 @@ class MemoryStore:
         return result.puts[0]
 
     async def delete(self, domain: int, key: str, expect: Expectation = Expect.ANY) -> bool:
-        existed = key in self._data.domain(domain).records
+        check_record(domain, key, expect)
+        existed = key in self._inside(domain).records
         result = await self.append(domain, (), (), (Delete(key, expect),))
         if not result.deletes[0]:
             raise VersionConflict(key, expect)
@@ -189,9 +193,9 @@ class MemoryStore:
         puts: Sequence[Put] = (),
         deletes: Sequence[Delete] = (),
     ) -> AppendResult:
-        check_append(entries, puts, deletes)
+        check_append(domain, entries, puts, deletes)
         self.limits.check(entries, puts, deletes)
-        inside = self._data.domain(domain)
+        inside = self._inside(domain)
         if self._conditions_abort:
             self._check_conditions(inside, entries, puts, deletes)
         version = self._data.next_version()
@@ -241,6 +245,7 @@ class MemoryStore:
         return entries[index - 1] if index else None
 
     async def entries(self, domain: int, sequence: str, start: int, limit: int) -> list[Entry]:
+        check_sequence(domain, sequence, limit)
         entries = self._entries(domain, sequence)
         index = _first_at_or_after(entries, start)
         return entries[index : index + limit]
@@ -258,7 +263,7 @@ class MemoryStore:
         value: bytes,
         deletes: Sequence[Position],
     ) -> int:
-        check_swap(at, deletes)
+        check_swap(domain, sequence, at, version, deletes)
         self.limits.check((), (Put(sequence, value),), ())
         entries = self._entries(domain, sequence)
         index = next((i for i, entry in enumerate(entries) if entry.position == at), None)
@@ -267,7 +272,7 @@ class MemoryStore:
         new_version = self._data.next_version()
         gone = set(deletes) & {entry.position for entry in entries}
         entries[index] = Entry(at, value, new_version)
-        inside = self._data.domain(domain)
+        inside = self._inside(domain)
         inside.sequences[sequence] = [entry for entry in entries if entry.position not in gone]
         changes = [EntryChange(sequence, at, new_version)]
         inside.publish(changes + [EntryChange(sequence, position, None) for position in gone])
@@ -275,12 +280,14 @@ class MemoryStore:
 
     async def barrier(self, domain: int) -> None:
         """Reads here are never stale."""
+        self._inside(domain)
 
     @asynccontextmanager
     async def watch(self, domain: int, prefix: str | None = None) -> AsyncIterator[Feed]:
+        check_watch(domain, prefix)
         feed = Feed()
         watcher = (prefix, feed)
-        watchers = self._data.domain(domain).watchers
+        watchers = self._inside(domain).watchers
         watchers.append(watcher)
         self._feeds.add(feed)
         try:
@@ -292,6 +299,7 @@ class MemoryStore:
     @asynccontextmanager
     async def session(self, ttl_ms: int) -> AsyncIterator[MemorySession]:
         check_session_ttl(ttl_ms)
+        self._inside(0)
         session = MemorySession(self._data)
         try:
             yield session
@@ -299,12 +307,18 @@ class MemoryStore:
             await session.close()
 
     async def close(self) -> None:
+        self._closed = True
         for feed in self._feeds:
             feed.close()
 
+    def _inside(self, domain: int) -> _Domain:
+        if self._closed:
+            raise Unavailable("the store was closed")
+        return self._data.domain(domain)
+
     def _entries(self, domain: int, sequence: str) -> list[Entry]:
-        check_key(sequence, "sequence")
-        return self._data.domain(domain).sequences.get(sequence, [])
+        check_sequence(domain, sequence)
+        return self._inside(domain).sequences.get(sequence, [])
 
 
 def _first_at_or_after(entries: Sequence[Entry], n: int) -> int:

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 ETCD_PORT = 2379
 OXIA_PORT = 6648
 
+# Options whose values may be shown. All others are hidden: whoever mistypes `password` has still typed one.
+HARMLESS_OPTIONS = (
+    "tls", "ca", "cert", "key", "password_file", "max_operations", "max_request_bytes", "prefix",
+    "endpoint", "region", "path_style", "warehouse",
+)  # fmt: skip
+
 # Where a cluster lies in an Oxia namespace; the number is the layout's, not Dray's.
 LAYOUT_ROOT = "dray/v1/"
 
@@ -120,7 +126,7 @@ def redact(url: str) -> str:
     It hides rather too much: a password with an unescaped `/` or `@` must not shine through.
     """
     url = re.sub(r":(?!//).*@", ":***@", url, flags=re.DOTALL)
-    return re.sub(r"([?&][^=&]*(?:password|secret|token|credential)[^=&]*(?<!_file)=)[^&]*", r"\1***", url)
+    return re.sub(rf"([?&](?!(?:{'|'.join(HARMLESS_OPTIONS)})=)[^=&]*=)[^&]*", r"\1***", url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +288,10 @@ def _password(url: EtcdUrl) -> str | None:
     if url.password_file is None:
         return url.password
     # Files written by an editor or `echo` end in a line break that is no part of the password.
-    return _read(url.password_file, "password_file").decode().rstrip("\r\n")
+    try:
+        return _read(url.password_file, "password_file").decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"password_file={url.password_file}: it must be text in UTF-8") from None
 
 
 def _credentials(url: EtcdUrl) -> grpc.ChannelCredentials | None:

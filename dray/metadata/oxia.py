@@ -51,9 +51,12 @@ from dray.metadata.store import (
     Record,
     check_append,
     check_key,
+    check_record,
     check_scan,
+    check_sequence,
     check_session_ttl,
     check_swap,
+    check_watch,
 )
 
 _Comparison: TypeAlias = "pb.KeyComparisonType.ValueType"
@@ -114,14 +117,14 @@ class OxiaStore:
     # --- reads
 
     async def get(self, domain: int, key: str) -> Record | None:
-        check_key(key)
+        check_record(domain, key)
         found = await self._get(domain, self._layout.key(domain, key), pb.EQUAL)
         return None if found is None else Record(key, found.value, found.version.version_id)
 
     async def scan(
         self, domain: int, directory: str, *, start: str = "", end: str | None = None, limit: int
     ) -> list[Record]:
-        check_scan(directory, start, end, limit)
+        check_scan(domain, directory, start, end, limit)
         parent = self._layout.directory(domain, directory)
         # The server sorts `x//` behind all direct children of `x`, and they are all that lies between.
         until = parent + ("/" if end is None else end)
@@ -139,9 +142,7 @@ class OxiaStore:
         return await self._neighbour(domain, sequence, MAX_POSITION + 1, pb.LOWER)
 
     async def entries(self, domain: int, sequence: str, start: int, limit: int) -> list[Entry]:
-        check_key(sequence, "sequence")
-        if limit < 1:
-            raise InvalidRequest(f"{limit} entries; ask for at least 1")
+        check_sequence(domain, sequence, limit)
         parent = self._layout.sequence(domain, sequence)
         found = await self._range(
             domain, parent, self._from_end(domain, sequence, start), parent + "/", limit
@@ -151,14 +152,14 @@ class OxiaStore:
     # --- writes
 
     async def put(self, domain: int, key: str, value: bytes, expect: Expectation = Expect.ANY) -> int:
-        check_key(key)
+        check_record(domain, key, expect)
         version = await self._put_one(domain, key, value, expect)
         if version is None:
             raise CorruptStore(f"{key}: a put without session was refused for want of one")
         return version
 
     async def delete(self, domain: int, key: str, expect: Expectation = Expect.ANY) -> bool:
-        check_key(key)
+        check_record(domain, key, expect)
         request = pb.WriteRequest(deletes=[self._delete(domain, self._layout.key(domain, key), expect)])
         status = (await self._write(domain, request)).deletes[0].status
         if status == pb.UNEXPECTED_VERSION_ID:
@@ -172,7 +173,7 @@ class OxiaStore:
         puts: Sequence[Put] = (),
         deletes: Sequence[Delete] = (),
     ) -> AppendResult:
-        check_append(entries, puts, deletes)
+        check_append(domain, entries, puts, deletes)
         self.limits.check(entries, puts, deletes)
         if not entries and not puts and not deletes:
             return AppendResult((), (), ())
@@ -203,8 +204,7 @@ class OxiaStore:
         value: bytes,
         deletes: Sequence[Position],
     ) -> int:
-        check_key(sequence, "sequence")
-        check_swap(at, deletes)
+        check_swap(domain, sequence, at, version, deletes)
         self.limits.check((), (Put(sequence, value),), ())
         deadline = self._client.deadline()
         key = self._layout.entry(domain, sequence, at)
@@ -233,6 +233,7 @@ class OxiaStore:
 
     @asynccontextmanager
     async def watch(self, domain: int, prefix: str | None = None) -> AsyncIterator[Feed]:
+        check_watch(domain, prefix)
         async with self._watches.watch(domain, prefix) as feed:
             yield feed
 
@@ -306,7 +307,7 @@ class OxiaStore:
         deadline: float | None = None,
     ) -> int | None:
         """The new version; None if there is no such session."""
-        check_key(key)
+        check_record(domain, key, expect)
         self.limits.check((), (Put(key, value, expect),), ())
         put = self._put(domain, self._layout.key(domain, key), value, expect)
         if session_id is not None:
@@ -354,7 +355,7 @@ class OxiaStore:
         return await self._client.repeat(self._route(domain), read, fresh=True)
 
     async def _neighbour(self, domain: int, sequence: str, n: int, how: _Comparison) -> Entry | None:
-        check_key(sequence, "sequence")
+        check_sequence(domain, sequence)
         found = await self._get(domain, self._from_end(domain, sequence, n), how)
         # The search runs over the whole shard: past an end of this sequence it finds somebody else's key.
         if found is None or not found.key.startswith(self._layout.sequence(domain, sequence)):

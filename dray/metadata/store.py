@@ -52,6 +52,10 @@ from dray.errors import InvalidRequest, TooLarge
 
 # 20 decimal digits are the key width of a position; stay within a signed 64-bit integer as Kafka does.
 MAX_POSITION = 2**63 - 1
+# What every store numbers its writes with.
+MAX_VERSION = 2**63 - 1
+# A domain is a u32 in the header of a WAL object.
+MAX_DOMAIN = 2**32 - 1
 # One entry is one chunk of one WAL object: far below this. Bounds what a bug can do to a sequence.
 MAX_ENTRY_RECORDS = 2**31 - 1
 MAX_ENTRY_BYTES = 2**40
@@ -384,19 +388,38 @@ def check_key(key: str, what: str = "key") -> None:
         raise InvalidRequest(f"{what} {key!r} has an empty segment or a NUL; escape names with keys.escape")
 
 
-def check_scan(directory: str, start: str, end: str | None, limit: int) -> None:
+def check_record(domain: int, key: str, expect: Expectation = Expect.ANY) -> None:
+    _check_domain(domain)
+    check_key(key)
+    _check_expectation(expect)
+
+
+def check_scan(domain: int, directory: str, start: str, end: str | None, limit: int) -> None:
     """Raise `InvalidRequest` for a scan that would leave its directory or ask for nothing."""
+    _check_domain(domain)
     if directory:
         check_key(directory, "directory")
     for bound in (start, end):
-        if bound and "/" in bound:
-            raise InvalidRequest(f"scan bound {bound!r} leaves the directory: it names a last segment")
+        if bound:
+            check_key(bound.replace("\0", ""), "scan bound")
+            if "/" in bound:
+                raise InvalidRequest(f"scan bound {bound!r} leaves the directory: it names a last segment")
     if limit < 1:
         raise InvalidRequest(f"a scan of {limit} records; ask for at least 1")
 
 
-def check_append(entries: Sequence[NewEntry], puts: Sequence[Put], deletes: Sequence[Delete]) -> None:
+def check_sequence(domain: int, sequence: str, limit: int = 1) -> None:
+    _check_domain(domain)
+    check_key(sequence, "sequence")
+    if limit < 1:
+        raise InvalidRequest(f"{limit} entries of sequence {sequence}; ask for at least 1")
+
+
+def check_append(
+    domain: int, entries: Sequence[NewEntry], puts: Sequence[Put], deletes: Sequence[Delete]
+) -> None:
     """Raise `InvalidRequest` for what no store may be asked; adapters call this before anything is sent."""
+    _check_domain(domain)
     for entry in entries:
         check_key(entry.sequence, "sequence")
         if not 0 < entry.records <= MAX_ENTRY_RECORDS:
@@ -405,20 +428,42 @@ def check_append(entries: Sequence[NewEntry], puts: Sequence[Put], deletes: Sequ
             )
         if not 0 <= entry.size_bytes <= MAX_ENTRY_BYTES:
             raise InvalidRequest(f"sequence {entry.sequence}: an entry has 0 to {MAX_ENTRY_BYTES} bytes")
-    keys = [put.key for put in puts] + [delete.key for delete in deletes]
-    for key in keys:
-        check_key(key)
-    if len(set(keys)) != len(keys):
+    writes: list[Put | Delete] = [*puts, *deletes]
+    for write in writes:
+        check_key(write.key)
+        _check_expectation(write.expect)
+    if len({write.key for write in writes}) != len(writes):
         raise InvalidRequest("an append names a key twice; which of the two should win is not defined")
 
 
-def check_swap(at: Position, deletes: Sequence[Position]) -> None:
+def check_swap(domain: int, sequence: str, at: Position, version: int, deletes: Sequence[Position]) -> None:
     """Raise `InvalidRequest` for a swap that could remove the end of a sequence."""
+    check_sequence(domain, sequence)
+    _check_expectation(version)
+    for position in (at, *deletes):
+        if not (0 < position.end_records <= MAX_POSITION and 0 <= position.end_bytes <= MAX_POSITION):
+            raise InvalidRequest(f"{position} is no position of an entry")
     for position in deletes:
         if position.end_records >= at.end_records:
             raise InvalidRequest(f"a swap at {at} cannot remove {position}: it must lie below")
 
 
+def check_watch(domain: int, prefix: str | None) -> None:
+    _check_domain(domain)
+    if prefix:
+        check_key(prefix.removesuffix("/"), "prefix")
+
+
 def check_session_ttl(ttl_ms: int) -> None:
     if not MIN_SESSION_MS <= ttl_ms <= MAX_SESSION_MS:
         raise InvalidRequest(f"a session lives {MIN_SESSION_MS} to {MAX_SESSION_MS} ms, not {ttl_ms}")
+
+
+def _check_domain(domain: int) -> None:
+    if not 0 <= domain <= MAX_DOMAIN:
+        raise InvalidRequest(f"domain {domain}; domains are numbered from 0 to {MAX_DOMAIN}")
+
+
+def _check_expectation(expect: Expectation) -> None:
+    if isinstance(expect, int) and not 0 <= expect <= MAX_VERSION:
+        raise InvalidRequest(f"{expect} cannot be a version that a store gave out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import pytest
@@ -278,3 +279,27 @@ async def test_barrier_shows_what_another_client_wrote(store: MetadataStore, ano
         assert record is not None
         assert tail is not None
         assert record.value == tail.value == b"%d" % i
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.entries(D, "s", 0, 0),
+        lambda s: s.entries(D, "s", 0, -1),
+        lambda s: s.tail(-1, "s"),
+        lambda s: s.get(2**32, "k"),
+        lambda s: s.put(D, "k", b"", 2**63),
+        lambda s: s.delete(D, "k", -1),
+        lambda s: s.append(D, (), [Put("k", b"", 2**70)]),
+        lambda s: s.swap(D, "s", Position(1, 1), 2**70, b"", []),
+        lambda s: s.swap(D, "s", Position(2**63, 1), 1, b"", []),
+        lambda s: s.scan(D, "d", start="\ud800", limit=1),
+        lambda s: s.watch(-1).__aenter__(),
+    ],
+    ids=range(11),
+)
+async def test_numbers_and_names_out_of_range_are_refused_everywhere(
+    store: MetadataStore, call: Callable[[MetadataStore], Awaitable[object]]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        await call(store)

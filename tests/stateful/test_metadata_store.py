@@ -206,7 +206,9 @@ class Machine(RuleBasedStateMachine):
         below = [e for e in sorted(known) if e < end]
         gone = data.draw(st.lists(st.sampled_from(below), unique=True)) if below else []
         size, _, version = known[end]
-        positions = [Position(e, known[e][0]) for e in gone] + [Position(end - 1, 10**6)] * (not below)
+        positions = [Position(e, known[e][0]) for e in gone] + [Position(end - 1, 10**6)] * (
+            not below and end > 1
+        )
         call = self.client(who).swap(
             domain, sequence, Position(end, size), version + 10**9 * stale, value, positions
         )

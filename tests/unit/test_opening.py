@@ -132,9 +132,10 @@ def test_bad_url_is_refused_saying_what_would_be_right(url: str, complaint: str)
         ("etcd://me:sec@ret/secret?secret@h1/p", "etcd://me:***@h1/p"),
         ("etcd:me:secret@h1", "etcd:***@h1"),
         ("me:secret@h1", "me:***@h1"),
-        ("rest+https://h/?warehouse=w&token=secret&x=1", "rest+https://h/?warehouse=w&token=***&x=1"),
+        ("rest+https://h/?warehouse=w&token=secret&x=1", "rest+https://h/?warehouse=w&token=***&x=***"),
         ("rest+https://h/?credential=id:secret", "rest+https://h/?credential=***"),
         ("s3://b?s3.secret-access-key=secret", "s3://b?s3.secret-access-key=***"),
+        ("etcd://h/?PASSWORD=hunter2&Token=x&tls=true", "etcd://h/?PASSWORD=***&Token=***&tls=true"),
     ],
 )
 def test_redacted_url_shows_no_secret(url: str, shown: str) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dray.errors import IncompatibleStore, StoreFull, Unavailable
+from dray.errors import CorruptStore, IncompatibleStore, StoreFull, Unavailable
 from dray.metadata import sqlite, sqlite_writer
 from dray.metadata.bell import Bell, ring_all
+from dray.metadata.lease import Lease
 from dray.metadata.sqlite import SqliteStore
 from dray.metadata.store import Changes, EntryChange, Expect, Gap, KeyChange, NewEntry, Put
 from tests.conformance.backends import spawn
@@ -222,3 +223,97 @@ def test_bells_of_the_dead_are_taken_away(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {alive._path.name, ".unready"}
     alive.drain()
     alive.close()
+
+
+async def test_a_file_that_vanished_is_not_made_anew(store: SqliteStore) -> None:
+    """A volume that was unmounted, a directory that was moved: an empty log would give offsets out again."""
+    await store.append(D, [NewEntry("s", 30, 30, b"")])
+    for file in [f"{store._path}{suffix}" for suffix in ("", "-wal", "-shm")]:
+        os.unlink(file)
+    for _ in range(3):  # also after the writer has dropped its connection and tries again
+        with pytest.raises((CorruptStore, Unavailable)):
+            await store.append(D, [NewEntry("s", 1, 1, b"")])
+    assert not store._path.exists()
+
+
+async def test_a_file_that_was_replaced_is_not_written_to(store: SqliteStore, tmp_path: Path) -> None:
+    await store.put(D, "k", b"mine")
+    other = await SqliteStore.open(tmp_path / "other.db")
+    await other.put(D, "k", b"theirs")
+    await other.close()
+    (tmp_path / "other.db").replace(store._path)
+    for _ in range(2):
+        with pytest.raises(CorruptStore):
+            await store.put(D, "k", b"mine again")
+
+
+async def test_the_path_stays_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = await SqliteStore.open(Path("metadata.db"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    await store.put(D, "k", b"v")
+    assert await store.get(D, "k") is not None
+    await store.close()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+async def test_a_job_that_breaks_breaks_alone(store: SqliteStore) -> None:
+    def broken(transaction: sqlite_writer.Transaction) -> None:
+        transaction.execute("INSERT INTO records VALUES (0, '', 'half', x'00', 1, NULL)")
+        transaction.log(D, "[]")
+        raise ZeroDivisionError
+
+    async with store.watch(D) as watch:
+        with held_lock(store._path):
+            jobs = [
+                asyncio.create_task(store.put(D, "before", b"")),
+                asyncio.create_task(store._writer.write(broken)),
+                asyncio.create_task(store.put(D, "after", b"")),
+            ]
+            await asyncio.sleep(0.01)
+        before, failed, after = await asyncio.gather(*jobs, return_exceptions=True)
+        assert isinstance(failed, ZeroDivisionError)
+        assert {record.key for record in await store.scan(D, "", limit=9)} == {"before", "after"}
+        events = [await anext(watch), await anext(watch)]
+    assert events == [Changes((KeyChange("before", before),)), Changes((KeyChange("after", after),))]  # type: ignore[arg-type]
+
+
+async def test_a_locked_store_does_not_hoard_what_was_withdrawn(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_writer, "MAX_QUEUED", 5)
+    with held_lock(store._path):
+        waiting = [asyncio.create_task(store.put(D, "first", b""))]  # the writer takes it and waits
+        await asyncio.sleep(0.05)
+        waiting += [asyncio.create_task(store.put(D, f"k{i}", bytes(1000))) for i in range(5)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable, match="wait already"):
+            await store.put(D, "one more", b"")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    await store._writer.write(lambda _: None)
+    assert await store.scan(D, "", limit=10) == []
+
+
+async def test_the_log_is_bounded_by_bytes_too(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_writer, "KEPT_BYTES", 1_000)
+    monkeypatch.setattr(sqlite_writer, "TRIM_EVERY", 1)
+    versions = [await store.put(D, "k" * 100, b"") for _ in range(50)]
+    assert versions == sorted(set(versions))
+    kept = await store._read(lambda db: db.execute("SELECT count(*) FROM log").fetchone())
+    assert 5 < kept[0] < 12
+
+
+async def test_a_session_whose_renewal_breaks_is_lost() -> None:
+    async def broken() -> bool:
+        raise ZeroDivisionError
+
+    lease = Lease(2_000, broken, asyncio.get_running_loop().time())
+    async with asyncio.timeout(5):
+        await lease.wait_lost()
+    assert lease.lost
+    await lease.stop()
