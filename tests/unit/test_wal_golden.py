@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +55,17 @@ def test_codecs_are_those_of_real_clients() -> None:
     for (_, batches), client in ((first, "librdkafka"), (second, "kafka-python")):
         assert batches == [captured(f"{client}-{codec}") for codec in CODECS]
         assert [read_batch(batch).codec for batch in batches] == list(CODECS)
+
+
+def test_the_documentation_shows_the_file_as_it_is() -> None:
+    text = (GOLDEN.parent / "docs" / "wal-format.md").read_text()
+    data = (DIRECTORY / "one-stream.wo").read_bytes()
+    dump = re.findall(r"^[0-9a-f]{3}  ([0-9a-f ]{47})  ", text, re.MULTILINE)
+    assert bytes.fromhex("".join(dump)) == data
+    fields = re.findall(r"^\| 0x([0-9a-f]{3}) \| `([0-9a-f ]+)", text, re.MULTILINE)
+    assert len(fields) == 29
+    for at, shown in fields:
+        assert data[int(at, 16) :].startswith(bytes.fromhex(shown))
 
 
 def describe(data: bytes) -> dict[str, Any]:
