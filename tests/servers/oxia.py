@@ -165,12 +165,23 @@ class StandInControl:
         self._send("move")
 
     def stale(self) -> None:
-        """The other address leads, but the former leader does not know: it answers reads as of now."""
+        """The other address leads, but the former leader does not know.
+
+        It answers reads as of now and renews the sessions it has.
+        """
         self._send("stale")
 
     def settle(self) -> None:
         """The former leader of `stale` notices."""
         self._send("settle")
+
+    def checksum(self) -> None:
+        """Every shard logs an entry of the server's own: it takes an offset, and the feed skips it."""
+        self._send("checksum")
+
+    def forget_batches(self) -> None:
+        """The notifications up to here are kept no longer."""
+        self._send("forget-batches")
 
     def calls(self) -> dict[str, int]:
         """Calls by RPC name since the start or `forget_calls`; `DeleteRange` counts operations in writes."""

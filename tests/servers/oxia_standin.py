@@ -370,7 +370,7 @@ def _parse_part(prefix: str, part: str) -> int:
 
 # --- the log: durability -----------------------------------------------------------------------------
 
-WRITE, CREATE_SESSION, CLOSE_SESSION = range(3)
+WRITE, CREATE_SESSION, CLOSE_SESSION, CHECKSUM = range(4)
 _HEADER = struct.Struct(">IIqQB")  # crc32 of the rest, payload length, offset, time in ms, kind
 
 
@@ -437,6 +437,14 @@ class SequenceSlot:
     def tell(self, key: str) -> None:
         self.key = key
         self.woken.fire()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a former leader knows."""
+
+    records: Records
+    sessions: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,6 +517,8 @@ class Shard:
         """Raises `Poison`; the entry's offset is then taken but has no batch in the feed."""
         offset, now_ms = entry.offset, entry.now_ms
         self.commit_offset = offset
+        if entry.kind == CHECKSUM:
+            return offset  # nor has this
         result: pb.WriteResponse | int = offset
         if entry.kind == WRITE:
             request = pb.WriteRequest.FromString(entry.payload)
@@ -525,7 +535,14 @@ class Shard:
             self._oldest += 1
         return result
 
+    async def record_checksum(self) -> None:
+        """Log an entry of the server's own. Oxia does so every five minutes."""
+        await self.submit(CHECKSUM, b"")
+
     # Sessions. Their clocks are the leader's own: a restart or a new leader starts them afresh.
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.state.records.copy(), frozenset(self._timers))
 
     def restart_session_timers(self) -> None:
         for timer in self._timers.values():
@@ -570,6 +587,10 @@ class Shard:
                 found.append(self._batches[at])
             at += 1
         return found
+
+    def forget_batches(self) -> None:
+        self._batches.clear()
+        self._oldest = self.commit_offset + 1
 
     @contextlib.contextmanager
     def sequence_slot(self, prefix: str) -> Iterator[SequenceSlot]:
@@ -622,7 +643,8 @@ class Cluster:
     """All shards, and which address leads them: always the same one for all.
 
     A *paused* address is a former leader that has not noticed: it answers reads as of the moment it
-    was deposed, shows itself as leader, and its feeds stay silent. Its writes are refused.
+    was deposed, renews the sessions of that moment, shows itself as leader, and its feeds stay silent.
+    Its writes are refused.
     """
 
     def __init__(self, addresses: Sequence[str], namespaces: dict[str, list[Shard]]) -> None:
@@ -632,7 +654,7 @@ class Cluster:
         self.leader: str | None = addresses[0]
         self.term = 0
         self.paused: str | None = None
-        self.snapshots: dict[int, Records] = {}
+        self.snapshots: dict[int, Snapshot] = {}
         self.changed = Signal()
         self.calls: collections.Counter[str] = collections.Counter()
 
@@ -644,7 +666,7 @@ class Cluster:
     def stale(self) -> None:
         """The other address leads from now on, but the former leader does not know until `settle`."""
         self.paused = self.leader
-        self.snapshots = {shard.id: shard.state.records.copy() for shard in self.shards.values()}
+        self.snapshots = {shard.id: shard.snapshot() for shard in self.shards.values()}
         self._depose()
 
     def settle(self) -> None:
@@ -823,9 +845,13 @@ class Node(OxiaClientServicer):
             await refused.abort(context)
 
     async def KeepAlive(self, request: pb.SessionHeartbeat, context: Context) -> pb.KeepAliveResponse:
-        shard = await self._leading(request.shard, context)
+        """Asks only the node's own memory: a former leader takes it as long as it has not noticed."""
         try:
-            shard.keep_alive(request.session_id)
+            stale = self._snapshot(request.shard)
+            if stale is None:
+                (await self._leading(request.shard, context)).keep_alive(request.session_id)
+            elif request.session_id not in stale.sessions:
+                raise session_not_found()
         except Refused as refused:
             await refused.abort(context)
         return pb.KeepAliveResponse()
@@ -876,9 +902,14 @@ class Node(OxiaClientServicer):
         self, request: pb.ReadRequest | pb.ListRequest | pb.RangeScanRequest, context: Context
     ) -> Records:
         shard = request.shard if request.HasField("shard") else None
-        if self._cluster.paused == self._address and shard in self._cluster.snapshots:
-            return self._cluster.snapshots[shard]
-        return (await self._leading(shard, context)).state.records
+        stale = self._snapshot(shard)
+        return stale.records if stale is not None else (await self._leading(shard, context)).state.records
+
+    def _snapshot(self, shard: int | None) -> Snapshot | None:
+        """What this address still believes, if it is the paused one."""
+        if shard is None or self._cluster.paused != self._address:
+            return None
+        return self._cluster.snapshots.get(shard)
 
     async def _in_term(self, term: int) -> bool:
         """Whether a feed opened in `term` goes on. A paused leader's feeds hang until it notices."""
@@ -940,7 +971,7 @@ class CallCounter(grpc.aio.ServerInterceptor):
 
 
 async def control(cluster: Cluster, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One command a line, one line of JSON back: `move`, `stale`, `settle`, `calls`, `forget-calls`."""
+    """One command a line, one line of JSON back: see `tests.servers.oxia.StandInControl`."""
     with contextlib.closing(writer):
         while line := (await reader.readline()).decode().strip():
             answer: object = "ok"
@@ -951,6 +982,12 @@ async def control(cluster: Cluster, reader: asyncio.StreamReader, writer: asynci
                     cluster.calls.clear()
                 elif line in ("move", "stale", "settle"):
                     getattr(cluster, line)()
+                elif line == "checksum":
+                    for shard in cluster.shards.values():
+                        await shard.record_checksum()
+                elif line == "forget-batches":
+                    for shard in cluster.shards.values():
+                        shard.forget_batches()
                 else:
                     raise ValueError(f"no such command: {line!r}")
             except ValueError as error:

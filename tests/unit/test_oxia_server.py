@@ -890,6 +890,7 @@ async def test_a_former_leader_that_has_not_noticed_answers_old_reads(
     assert pair.follower_address is not None
     old, new = connect(pair.address), connect(pair.follower_address)
     await old.put("k", b"old")
+    session = await old.session()
     assignments, feed = old.assignments(), old.notifications()
     await leaders(assignments)
     await anext(feed)
@@ -900,6 +901,8 @@ async def test_a_former_leader_that_has_not_noticed_answers_old_reads(
     assert [r.value for batch in await old.scan("", "") for r in batch] == [b"old"]
     error = await failure(old.put("k", b"lost"))
     assert error_info(error)[0] == NOT_LEADER
+    await old.keep_alive(session)
+    assert error_info(await failure(old.keep_alive(session + 1000)))[0] == "SESSION_NOT_FOUND"
     assert await leaders(old.assignments()) == {pair.address}
 
     pair.control.settle()
@@ -928,6 +931,21 @@ async def test_a_feed_silently_begins_at_the_oldest_kept(
     server.kill()
     server.start()
     assert (await anext(connect(server.address).notifications(-1))).offset == 7
+
+
+async def test_what_the_server_logs_for_itself_is_a_hole_in_the_feed(
+    start_stand_in: StartStandIn, connect: Connect
+) -> None:
+    server = start_stand_in()
+    client = connect(server.address)
+    feed = client.notifications(-1)
+    await client.put("a")
+    server.control.checksum()
+    await client.put("b")
+    assert [(await anext(feed)).offset for _ in range(2)] == [0, 2]
+    server.kill()
+    server.start()
+    assert (await anext(connect(server.address).notifications(0))).offset == 2
 
 
 async def test_each_namespace_has_shards_of_its_own(start_stand_in: StartStandIn, connect: Connect) -> None:
