@@ -486,6 +486,8 @@ class OxiaClient:
         connection.users += 1
         try:
             yield connection
+        except grpc.aio.UsageError as error:  # closed before the call was made: nothing was sent
+            raise Unavailable(f"the connection to {address} was closed") from error
         finally:
             connection.users -= 1
             self._discard_unused(connection)

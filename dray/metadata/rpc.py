@@ -46,7 +46,7 @@ def open_channel(
 
 
 async def wait_ready(channel: grpc.aio.Channel, address: str, deadline: float) -> None:
-    """Return once the channel is connected; `Unavailable` at `deadline` (of the loop's clock)."""
+    """Return once the channel is connected; `Unavailable` if closed, or at `deadline` of the loop's clock."""
     if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
         return
     try:
@@ -54,6 +54,8 @@ async def wait_ready(channel: grpc.aio.Channel, address: str, deadline: float) -
             await channel.channel_ready()
     except TimeoutError:
         raise Unavailable(f"no connection to {address}; is the server running and reachable?") from None
+    except grpc.aio.UsageError:  # gRPC's word for a channel that was closed meanwhile
+        raise Unavailable(f"the connection to {address} was closed") from None
 
 
 def was_never_sent(error: grpc.aio.AioRpcError) -> bool:
