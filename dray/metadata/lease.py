@@ -56,9 +56,12 @@ class Lease:
 
     async def _renew_until_lost(self) -> None:
         loop = asyncio.get_running_loop()
+        sent_at = self._alive_at
         while not self.lost:
             deadline = self._alive_at + self._ttl_s
-            await asyncio.sleep(min(self._ttl_s / 3, max(deadline - loop.time(), 0)))
+            # A third after the last was sent, not after it failed: one that hung is followed at once.
+            due = min(sent_at + self._ttl_s / 3, deadline)
+            await asyncio.sleep(max(due - loop.time(), 0))
             sent_at = loop.time()
             try:
                 async with asyncio.timeout_at(deadline):
