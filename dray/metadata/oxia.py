@@ -16,6 +16,7 @@ What Oxia allows and nothing here may do, because it does harm that cannot be un
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -84,7 +85,7 @@ class OxiaStore:
         self._client = client
         self._layout = Layout(root)
         self._name = f"dray-{uuid.uuid4()}"
-        self._watches = Watches(client, self._layout, self._route, self.barrier)
+        self._watches = Watches(client, self._layout, self._route, self._barrier)
         self._sessions: set[OxiaSession] = set()
 
     @classmethod
@@ -109,8 +110,7 @@ class OxiaStore:
         return cls(await OxiaClient.open(address, namespace, timeout_s, dial), root)
 
     async def close(self) -> None:
-        for session in list(self._sessions):
-            await session.close()
+        await asyncio.gather(*(session.close() for session in self._sessions))
         await self._watches.close()
         await self._client.close()
 
@@ -223,11 +223,7 @@ class OxiaStore:
         return replaced.version.version_id
 
     async def barrier(self, domain: int) -> None:
-        # Neither a key nor an entry to `Layout.parse`, so no watch tells of it.
-        key = self._layout.domain(domain) + "b/barrier"
-        await self._client.barrier(
-            self._route(domain), pb.WriteRequest(puts=[self._put(domain, key, b"", Expect.ANY)])
-        )
+        await self._barrier(domain)
 
     # --- watches and sessions
 
@@ -240,7 +236,7 @@ class OxiaStore:
     @asynccontextmanager
     async def session(self, ttl_ms: int) -> AsyncIterator[OxiaSession]:
         check_session_ttl(ttl_ms)
-        session = OxiaSession(self._client, ttl_ms, self._name, self._route, self._put_one, self.barrier)
+        session = OxiaSession(self._client, ttl_ms, self._name, self._route, self._put_one, self._barrier)
         self._sessions.add(session)
         try:
             await session.make(CLUSTER_DOMAIN, self._client.deadline())
@@ -329,6 +325,12 @@ class OxiaStore:
         if len(answer.puts) != len(request.puts) or len(answer.deletes) != len(request.deletes):
             raise CorruptStore("Oxia answered another number of operations than it was sent")
         return answer
+
+    async def _barrier(self, domain: int, deadline: float | None = None) -> None:
+        # Neither a key nor an entry to `Layout.parse`, so no watch tells of it.
+        key = self._layout.domain(domain) + "b/barrier"
+        request = pb.WriteRequest(puts=[self._put(domain, key, b"", Expect.ANY)])
+        await self._client.barrier(self._route(domain), request, deadline)
 
     def _assigned(self, domain: int, entry: NewEntry, put: pb.PutResponse) -> Assigned:
         key, directory = put.key, self._layout.sequence(domain, entry.sequence)

@@ -2,6 +2,10 @@
 
 The first is made on entering, so that a loss is noticed by an owner that has put nothing yet. One
 lost is all lost: the owner must not act on half of its keys.
+
+Oxia renews a session in the memory of the server that is asked, and one that was replaced as leader
+without noticing goes on doing so. A renewal counts here only at a leader that has just acknowledged a
+write: should it be replaced after that, its successor gives every session its full time from then on.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ class OxiaSession:
         identity: str,
         route: Callable[[int], str],
         put: PutInSession,
-        barrier: Callable[[int], Awaitable[None]],
+        barrier: Callable[[int, float], Awaitable[None]],
     ) -> None:
         self._client = client
         self._ttl_ms = ttl_ms
@@ -143,14 +147,16 @@ class OxiaSession:
         return answer.session_id
 
     async def _renew(self, domain: int, session_id: int) -> bool:
-        if await self._heartbeat(domain, session_id):
-            return True
-        # A leader that is being replaced forgets its sessions before it says that it is no leader.
-        # One that acknowledges a write knows them all.
-        await self._barrier(domain)
-        return await self._heartbeat(domain, session_id)
+        # A renewal that hangs must leave time for the next one.
+        deadline = asyncio.get_running_loop().time() + min(self._client.timeout_s, self._ttl_ms / 3000)
+        # Twice: a leader that is being replaced forgets its sessions before it says that it is no leader.
+        for _ in range(2):
+            await self._barrier(domain, deadline)
+            if await self._heartbeat(domain, session_id, deadline):
+                return True
+        return False
 
-    async def _heartbeat(self, domain: int, session_id: int) -> bool:
+    async def _heartbeat(self, domain: int, session_id: int, deadline: float) -> bool:
         async def beat(target: Target) -> bool:
             request = pb.SessionHeartbeat(shard=target.shard, session_id=session_id)
             try:
@@ -161,8 +167,6 @@ class OxiaSession:
                 raise
             return True
 
-        # A renewal that hangs must leave time for the next one.
-        deadline = asyncio.get_running_loop().time() + min(self._client.timeout_s, self._ttl_ms / 3000)
         return await self._client.repeat(self._route(domain), beat, deadline, fresh=True)
 
     async def _end(self, session: _ShardSession) -> None:
