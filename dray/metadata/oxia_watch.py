@@ -2,15 +2,18 @@
 
 Owns the streams and turns their batches into changes. A batch is one write, its offset that write's
 place in the shard's log; a stream that was cut is resumed after the last offset seen, so nothing is
-missed as long as the server kept it. Holes inside a running stream are normal (the server logs
-entries of its own), a hole at the place of a cut is told as a gap.
+missed as long as the server kept it. What it kept no longer it leaves out without a word, also in a
+stream that was never cut, if the reader was stopped for long: a hole in the offsets is all there is to
+see. But the server also logs entries of its own that have no batch. So a hole is told as a gap unless
+the server still has what came before it; at the place of a cut, where another server may have answered
+before, always. That holes show, something must follow them: a silent stream is given a write to tell of.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -18,13 +21,15 @@ import grpc.aio
 from dray.errors import CorruptStore, IncompatibleStore, MetadataError, Unavailable
 from dray.metadata.feed import Feed
 from dray.metadata.layout import EntryOf, Layout
-from dray.metadata.oxia_client import OxiaClient, closed_under_us, describe
+from dray.metadata.oxia_client import OxiaClient, Target, closed_under_us, describe
 from dray.metadata.proto import oxia_pb2 as pb
 from dray.metadata.store import Change, EntryChange, KeyChange
 
 # A leader that is there starts the stream at once. One that does not in this time is asked anew.
 _START_WAIT_S = 2.0
 _PAUSE_S = 0.05
+# How long a stream may be silent. One write per shard in that time, from whoever watches, is no load.
+_SILENCE_S = 10.0
 
 
 @dataclass(eq=False, slots=True)
@@ -78,6 +83,8 @@ class Watches:
         self._streams.clear()
         for stream in streams:
             await stream.stop()
+            stream.failure = Unavailable("the store was closed")
+            stream.started.set()
             for subscription in stream.subscriptions:
                 subscription.feed.close()
 
@@ -135,6 +142,7 @@ class _ShardStream:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
+        stirring = asyncio.create_task(self._stir())
         try:
             while self.still_here(self):
                 try:
@@ -148,6 +156,17 @@ class _ShardStream:
             for subscription in self.subscriptions:
                 subscription.feed.close(failure)
             self.started.set()
+        finally:
+            stirring.cancel()
+
+    async def _stir(self) -> None:
+        """Write something when nothing came for a while: a hole shows, or that the leader is another."""
+        while True:
+            before = self._offset
+            await asyncio.sleep(_SILENCE_S)
+            if self._offset == before and self.subscriptions:
+                with suppress(MetadataError):  # what is wrong, the stream will say
+                    await self.barrier(next(iter(self.subscriptions)).domain)
 
     async def _follow(self) -> None:
         """Take batches from the shard's leader until the stream is cut or the leader is another."""
@@ -171,7 +190,9 @@ class _ShardStream:
                     self.started.set()
                     self._tell_moved()
                     while isinstance(batch := await call.read(), pb.NotificationBatch):
-                        if after_cut and batch.offset != self._offset + 1:
+                        if batch.offset != self._offset + 1 and (
+                            after_cut or await self._oldest_kept(target) > self._offset
+                        ):
                             self._gap()
                         after_cut = False
                         self._offset = batch.offset
@@ -188,6 +209,19 @@ class _ShardStream:
                     raise
             finally:
                 call.cancel()
+
+    async def _oldest_kept(self, target: Target) -> int:
+        call = target.stub.GetNotifications(
+            pb.NotificationsRequest(shard=self.shard, start_offset_exclusive=-1)
+        )
+        try:
+            async with asyncio.timeout(_START_WAIT_S):
+                oldest = await call.read()
+        finally:
+            call.cancel()
+        if not isinstance(oldest, pb.NotificationBatch):
+            raise Unavailable(f"{target.address} ended the stream")
+        return oldest.offset
 
     def _tell_moved(self) -> None:
         for subscription in self.subscriptions:

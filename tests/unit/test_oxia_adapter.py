@@ -30,6 +30,7 @@ from dray.errors import (
     Unavailable,
     VersionConflict,
 )
+from dray.metadata.lease import Lease
 from dray.metadata.oxia import OxiaStore
 from dray.metadata.oxia_client import Refusal, refusal_of
 from dray.metadata.proto import oxia_pb2 as pb
@@ -266,16 +267,16 @@ async def test_a_swap_never_makes_an_entry(store: OxiaStore, version: int) -> No
     """A key above the tail would move the sequence; to Oxia -1 means "must not exist"."""
     await filled(store, 1)
     for sequence, at in (("stream", Position(50, 50)), ("other", Position(1, 1))):
-        with pytest.raises(VersionConflict):
+        with pytest.raises((VersionConflict, InvalidRequest)):
             await store.swap(0, sequence, at, version, b"", [])
     assert [position for position, _ in await filled(store, 1)] == [Position(2, 2)]
     assert await store.tail(0, "other") is None
 
 
 async def test_a_version_below_zero_is_not_must_not_exist(store: OxiaStore) -> None:
-    with pytest.raises(VersionConflict):
+    with pytest.raises(InvalidRequest):
         await store.put(0, "key", b"", -1)
-    with pytest.raises(VersionConflict):
+    with pytest.raises(InvalidRequest):
         await store.delete(0, "key", -1)
     assert await store.get(0, "key") is None
 
@@ -535,6 +536,47 @@ async def test_closing_ends_calls_under_way(
     )
 
 
+async def test_closing_ends_calls_that_wait_for_a_server(tmp_path: Path, root: str) -> None:
+    """Nothing of them was sent."""
+    server = StandInServer(tmp_path)
+    server.start()
+    store = await OxiaStore.open(server.address, "default", root, timeout_s=2)
+    server.kill()
+    contexts = [store.watch(5), store.session(2_000)]
+    calls = [
+        store.get(0, "key"),
+        store.put(0, "key", b""),
+        store.delete(0, "key"),
+        store.append(0, [entry()]),
+        store.swap(0, "stream", Position(1, 1), 1, b"", []),
+        store.scan(0, "", limit=1),
+        store.tail(0, "stream"),
+        store.entries(0, "stream", 0, 1),
+        store.barrier(0),
+        *(context.__aenter__() for context in contexts),
+    ]
+    under_way = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0.2)
+    started = time.monotonic()
+    await store.close()
+    outcomes = await asyncio.gather(*under_way, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * len(calls)
+    assert time.monotonic() - started < 1
+
+
+async def test_closing_takes_as_long_as_ending_one_session(tmp_path: Path, root: str) -> None:
+    server = StandInServer(tmp_path)
+    server.start()
+    store = await OxiaStore.open(server.address, "default", root, timeout_s=1)
+    async with AsyncExitStack() as stack:
+        for _ in range(5):
+            await stack.enter_async_context(store.session(60_000))
+        server.kill()
+        started = time.monotonic()
+        await store.close()
+        assert time.monotonic() - started < 2
+
+
 async def test_closing_ends_sessions(store: OxiaStore, oxia_address: str, root: str) -> None:
     another = await OxiaStore.open(oxia_address, "default", root)
     async with another.session(60_000) as session:
@@ -636,10 +678,20 @@ async def test_the_stored_form(store: OxiaStore, oxia_address: str, root: str) -
 
 
 @pytest.fixture
-async def forgetful(tmp_path: Path, root: str) -> AsyncIterator[tuple[OxiaStore, OxiaStore, TcpProxy]]:
-    """A server that keeps five notifications; a store behind a proxy, and one that is not."""
+def forgetful_server(tmp_path: Path) -> Iterator[StandInServer]:
+    """One that keeps five notifications."""
     server = StandInServer(tmp_path, notifications_kept=5)
     server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def forgetful(
+    forgetful_server: StandInServer, root: str
+) -> AsyncIterator[tuple[OxiaStore, OxiaStore, TcpProxy]]:
+    """A store behind a proxy, and one that is not."""
+    server = forgetful_server
     proxy = TcpProxy(server.address)
     await proxy.start()
     ours = await OxiaStore.open(server.address, "default", root, dial=lambda address: proxy.address)
@@ -648,7 +700,6 @@ async def forgetful(tmp_path: Path, root: str) -> AsyncIterator[tuple[OxiaStore,
     await ours.close()
     await theirs.close()
     await proxy.stop()
-    server.kill()
 
 
 async def test_a_cut_watch_misses_nothing(forgetful: tuple[OxiaStore, OxiaStore, TcpProxy]) -> None:
@@ -681,6 +732,44 @@ async def test_changes_no_longer_kept_are_a_gap(forgetful: tuple[OxiaStore, Oxia
         async with asyncio.timeout(5):
             while await read_keys(watch, 1) != ["after"]:
                 pass  # of those kept, some may still come
+
+
+@pytest.mark.parametrize("more", ["some are still kept", "none is, and nothing more is written"])
+async def test_a_reader_that_was_stopped_is_told_of_it(
+    forgetful: tuple[OxiaStore, OxiaStore, TcpProxy],
+    forgetful_server: StandInServer,
+    more: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its stream was never cut: it goes on behind a hole, with the oldest that the server still has."""
+    monkeypatch.setattr("dray.metadata.oxia_watch._SILENCE_S", 0.5)
+    ours, theirs, proxy = forgetful
+    long = "n" * 4000  # the server sends ahead of the reader, but not all of 15 MB
+    async with ours.watch(0) as watch:
+        await proxy.set_mode(Mode.BLACK_HOLE)
+        for turn in range(15):
+            await theirs.append(0, [], [Put(f"{turn}-{number}-{long}", b"") for number in range(250)])
+        if more == "none is, and nothing more is written":
+            forgetful_server.control.forget_batches()
+        await proxy.set_mode(Mode.PASS)
+        seen = 0
+        while isinstance(event := await read_event(watch), Changes):
+            seen += len(event.changes)
+            assert seen < 15 * 250, "nothing was missed, so this tests nothing"
+        assert event == Gap()
+        await theirs.put(0, "after", b"")
+        async with asyncio.timeout(5):
+            while await read_keys(watch, 1) != ["after"]:
+                pass  # of those kept, some may still come
+
+
+async def test_what_the_server_logs_for_itself_is_no_gap(counted: OxiaStore, pair: StandInServer) -> None:
+    """It does so every few minutes in every shard; to read everything again each time is too much."""
+    async with counted.watch(0) as watch:
+        for number in range(3):
+            pair.control.checksum()
+            await counted.put(0, str(number), b"")
+        assert await read_keys(watch, 3) == ["0", "1", "2"]
 
 
 async def test_a_range_delete_by_others_is_a_gap(store: OxiaStore, oxia_address: str, root: str) -> None:
@@ -740,6 +829,61 @@ async def test_a_session_that_the_server_forgot_is_lost_everywhere(
         with pytest.raises(SessionLost):
             await session.put_ephemeral(0, "other", b"")
         assert not idle.lost
+
+
+async def test_a_renewal_that_hangs_leaves_time_for_another() -> None:
+    renewals = 0
+
+    async def renew() -> bool:
+        nonlocal renewals
+        renewals += 1
+        if renewals == 1:
+            await asyncio.sleep(0.2)  # a third of the time-to-live
+            raise Unavailable("no answer")
+        return True
+
+    lease = Lease(600, renew, asyncio.get_running_loop().time())
+    await eventually(lambda: renewals == 3)
+    assert not lease.lost
+    await lease.stop()
+
+
+async def test_a_session_cut_off_with_a_former_leader_is_lost(
+    pair: StandInServer, proxies: dict[str, TcpProxy], root: str
+) -> None:
+    """That leader goes on renewing it, while the others have seen its keys vanish."""
+    former = await leader_of(pair)
+    [now] = {*proxies} - {former}
+    ours = await OxiaStore.open(former, "default", root, dial=lambda address: proxies[address].address)
+    try:
+        async with ours.session(2_000) as session:
+            await session.put_ephemeral(0, "mine", b"")
+            await ours.barrier(0)
+            await proxies[now].set_mode(Mode.REFUSE)
+            proxies[now].cut()
+            pair.control.stale()
+            await asyncio.wait_for(session.wait_lost(), 3)
+    finally:
+        pair.control.settle()
+        await ours.close()
+
+
+async def test_a_session_outlives_a_leader_that_does_not_know_it_was_replaced(
+    pair: StandInServer, root: str
+) -> None:
+    former = await leader_of(pair)
+    ours = await OxiaStore.open(former, "default", root)
+    try:
+        async with ours.session(2_000) as session:
+            await session.put_ephemeral(0, "mine", b"")
+            await ours.barrier(0)
+            pair.control.stale()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(session.wait_lost(), 3)
+            assert await ours.get(0, "mine") is not None
+    finally:
+        pair.control.settle()
+        await ours.close()
 
 
 async def _end_session_of(address: str, key: str) -> None:
