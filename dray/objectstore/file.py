@@ -137,11 +137,14 @@ class FileObjectStore:
 
     async def list(self, prefix: str = "", *, after: str = "", limit: int = 1000) -> list[ObjectInfo]:
         check_list(prefix, after, limit)
-        return await self._read(
-            lambda abandoned: list(
-                islice(self._walk(self._root, "", prefix.encode(), after.encode(), abandoned), limit)
-            )
-        )
+
+        def work(abandoned: threading.Event) -> list[ObjectInfo]:
+            if not self._staging.is_dir():
+                raise self._gone()
+            found = self._walk(self._root, "", prefix.encode(), after.encode(), abandoned)
+            return list(islice(found, limit))
+
+        return await self._read(work)
 
     async def check(self) -> None:
         await self._write(self._try_out)
@@ -327,8 +330,6 @@ class FileObjectStore:
                 # "a-b" comes before "a/b": directories are sorted with the slash that follows them in keys.
                 found = [(e.name + "/" if e.is_dir(follow_symlinks=False) else e.name, e) for e in entries]
         except (FileNotFoundError, NotADirectoryError):
-            if directory == self._root:
-                raise self._gone() from None
             return
         for name, entry in sorted(found, key=lambda pair: os.fsencode(pair[0])):
             key = above + name

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ class MemoryObjectStore:
         self._closed = False
 
     async def put(self, key: str, body: Body, *, if_absent: bool = False) -> None:
-        self._check_open()
+        await self._turn()
         check_key(key)
         objects = self._data.objects
         if if_absent and key in objects:
@@ -45,7 +46,7 @@ class MemoryObjectStore:
         objects[key] = bytes(body), self._data.clock_ms()
 
     async def get(self, key: str) -> bytes:
-        return self._object(key)[0]
+        return (await self._object(key))[0]
 
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         [body] = await self.get_ranges(key, [(start, end)])
@@ -54,23 +55,23 @@ class MemoryObjectStore:
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, end in ranges:
             check_range(start, end)
-        body, _ = self._object(key)
+        body, _ = await self._object(key)
         for start, end in ranges:
             if end > len(body):
                 raise ObjectTooShort(key, start, end, len(body))
         return [body[start:end] for start, end in ranges]
 
     async def head(self, key: str) -> ObjectInfo:
-        body, modified_ms = self._object(key)
+        body, modified_ms = await self._object(key)
         return ObjectInfo(key, len(body), modified_ms)
 
     async def delete(self, key: str) -> None:
-        self._check_open()
+        await self._turn()
         check_key(key)
         self._data.objects.pop(key, None)
 
     async def delete_many(self, keys: Sequence[str]) -> dict[str, ObjectStoreError]:
-        self._check_open()
+        await self._turn()
         for key in keys:
             check_key(key)
         for key in keys:
@@ -78,16 +79,17 @@ class MemoryObjectStore:
         return {}
 
     async def list(self, prefix: str = "", *, after: str = "", limit: int = 1000) -> list[ObjectInfo]:
-        self._check_open()
+        await self._turn()
         check_list(prefix, after, limit)
         found = sorted(
             (key for key in self._data.objects if key.startswith(prefix) and key.encode() > after.encode()),
             key=str.encode,
         )
-        return [await self.head(key) for key in found[:limit]]
+        objects = self._data.objects
+        return [ObjectInfo(key, len(objects[key][0]), objects[key][1]) for key in found[:limit]]
 
     async def check(self) -> None:
-        self._check_open()
+        await self._turn()
 
     @property
     def health(self) -> Health:
@@ -96,14 +98,16 @@ class MemoryObjectStore:
     async def close(self) -> None:
         self._closed = True
 
-    def _object(self, key: str) -> tuple[bytes, int]:
-        self._check_open()
+    async def _object(self, key: str) -> tuple[bytes, int]:
+        await self._turn()
         check_key(key)
         try:
             return self._data.objects[key]
         except KeyError:
             raise ObjectNotFound(key) from None
 
-    def _check_open(self) -> None:
+    async def _turn(self) -> None:
+        """Let others run first, as every real store does, so that races show."""
+        await asyncio.sleep(0)
         if self._closed:
             raise ObjectStoreUnavailable("the object store was closed")

@@ -34,6 +34,7 @@ from dray.errors import (
     ObjectExists,
     ObjectNotFound,
     ObjectStoreError,
+    ObjectStoreMisconfigured,
     ObjectStoreUnavailable,
     ObjectTooShort,
 )
@@ -208,7 +209,9 @@ class S3ObjectStore:
 
     def _look(self, boto: Boto) -> None:
         # Not HeadBucket: the answer to a HEAD has no body, and so never says what is wrong.
-        boto.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+        answer = boto.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+        if answer.get("Name") != self._bucket:
+            raise ObjectStoreMisconfigured("objects: the server at endpoint= does not speak S3")
 
     async def _put_whole(self, key: str, name: str, body: Body, if_absent: bool) -> None:
         mark = secrets.token_hex(16)
@@ -366,7 +369,11 @@ def _missing(key: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if http_status(error) == 404 and error_code(error) != "NoSuchBucket":
+        if error_code(error) in (
+            "NoSuchKey",
+            "NotFound",
+            "404",
+        ):  # not by status: other things are missing too
             raise ObjectNotFound(key) from None
         raise
 

@@ -36,6 +36,7 @@ from botocore.exceptions import (
     SSOError,
     TokenRetrievalError,
 )
+from botocore.exceptions import ConnectionError as BotoConnectionError
 
 from dray.errors import (
     ObjectDamaged,
@@ -81,7 +82,9 @@ class S3Client:
             self._boto_writes, self._boto_reads = (
                 _boto(session, url, attempt_s, threads) for threads in (WRITE_THREADS, READ_THREADS)
             )
-        except (BotoCoreError, ValueError) as error:
+        except BotoCoreError as error:
+            raise self.translate(error) from error
+        except ValueError as error:  # an endpoint that is no address
             raise ObjectStoreMisconfigured(f"objects {place}: {error}") from error
         self._writes = ThreadPool("dray-s3-write", WRITE_THREADS)
         self._reads = ThreadPool("dray-s3-read", READ_THREADS)
@@ -155,9 +158,7 @@ class S3Client:
             return ObjectStoreDenied(f"{says}; {_SET_CREDENTIALS}")
         if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
             return ObjectStoreMisconfigured(f"{says}; correct endpoint=, or set AWS_CA_BUNDLE")
-        if isinstance(
-            error, HTTPClientError | ResponseStreamingError
-        ):  # refused, reset, timed out, no such host
+        if isinstance(error, _NO_CONNECTION):
             return ObjectStoreUnavailable(says)
         return ObjectStoreMisconfigured(f"{says}; see that endpoint= is the address of an S3 server")
 
@@ -198,6 +199,11 @@ _NO_CREDENTIALS = (
     SSOError,
     ProfileNotFound,
 )
+_NO_CONNECTION = (  # refused, reset, timed out, no such host
+    BotoConnectionError,
+    HTTPClientError,
+    ResponseStreamingError,
+)
 _SET_CREDENTIALS = (
     "correct AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, "
     "or the profile or role they come from, or its rights"
@@ -226,8 +232,16 @@ _DENIED = {
     "SignatureDoesNotMatch",
     "TokenRefreshRequired",
     "UnrecognizedClientException",
+    "XAdminUserNotFound",  # versitygw's word for InvalidAccessKeyId, with status 404
 }
-_FULL = {"QuotaExceeded", "InsufficientStorage", "StorageFull", "XMinioStorageFull", "EntityTooLarge"}
+_FULL = {
+    "QuotaExceeded",
+    "NoSpaceLeftOnDevice",
+    "InsufficientStorage",
+    "StorageFull",
+    "XMinioStorageFull",
+    "EntityTooLarge",
+}
 _MISCONFIGURED = {
     "NoSuchBucket": "create the bucket or correct its name",
     "RequestTimeTooSkewed": "the clocks of this host and the store differ too much: synchronise them (NTP)",

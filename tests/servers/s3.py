@@ -54,9 +54,6 @@ class S3Server:
         self.port = free_port()
         buckets = directory / "buckets"
         (buckets / self.bucket).mkdir(parents=True, exist_ok=True)  # a directory is a bucket
-        # Attributes are kept in files beside the buckets: not every file system has extended ones.
-        sidecar = directory / "attributes"
-        sidecar.mkdir(exist_ok=True)
         argv = [
             str(ensure_versitygw()),
             f"--port=127.0.0.1:{self.port}",
@@ -64,8 +61,9 @@ class S3Server:
             f"--secret={self.secret_key}",
             f"--region={self.region}",
             "--quiet",
+            # Attributes of objects are extended ones of their files. With `--sidecar` they are other files,
+            # and a kill of the server can leave one without the other.
             "posix",
-            f"--sidecar={sidecar}",
             str(buckets),
         ]
         self._process = ServerProcess(
