@@ -1,0 +1,501 @@
+"""Writes batches as WAL objects and commits them: marker, object, append, answer.
+
+Each domain has a pipeline. Objects are uploaded in parallel but committed in the order they were sealed,
+so that the batches one caller writes to a stream keep their order. One append per domain is in flight; it
+carries every object that is uploaded by then (protocol 3, 19).
+
+What a caller hears is true: `Committed` only after the append was acknowledged and the object's record is
+COMMITTED; `NotCommitted` only if nothing of it is, nor ever will be; `CommitUnknown` if the store stayed
+away for too long to find out. An append is never sent twice. One whose outcome is unknown is settled by
+its record: this writer tries to fence its own object, and either that wins, and the append is void for
+good, or it finds that the append happened.
+
+Memory is bounded by `max_buffer_bytes` for everything from acceptance to the answer: above it callers wait,
+in the order they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from dray.errors import (
+    CommitUnknown,
+    DrayError,
+    MetadataError,
+    NotCommitted,
+    OutcomeUnknown,
+    TooLarge,
+    Unavailable,
+    VersionConflict,
+)
+from dray.index.entry import BatchIndex, IndexEntry, WalChunk, encode, place, sequence_of
+from dray.metadata.store import AppendResult, Delete, Expect, MetadataStore, NewEntry, Put
+from dray.objectstore.store import ObjectStore
+from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher
+from dray.wal.format import ChunkInput, EncodedChunk, EncodedObject, encode_object, object_path
+from dray.wal.objects import (
+    Marker,
+    ObjectRecord,
+    State,
+    decode_record,
+    encode_marker,
+    encode_record,
+    marker_key,
+    record_key,
+    reference_key,
+)
+
+log = logging.getLogger(__name__)
+
+TARGET_BYTES = 8 * 2**20
+LINGER_MS = 250
+MAX_BUFFER_BYTES = 256 * 2**20
+# Enough to keep a store of 100 ms busy at the target size, few enough for its connection pool.
+MAX_UPLOADS = 4
+# Encoding less than this takes less time than handing it to a thread.
+ENCODE_INLINE_BYTES = 64 * 2**10
+# How long to go on asking what became of an append, and how far back to look for its entries.
+SETTLE_S = 15.0
+SETTLE_PAUSE_S = 0.1
+MAX_STEPS_BACK = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Where one caller's batches are: [start_offset, end_offset) of their stream."""
+
+    start_offset: int
+    end_offset: int
+
+
+class WalWriter:
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        objects: ObjectStore,
+        *,
+        zone: str,
+        incarnation: str,
+        target_bytes: int = TARGET_BYTES,
+        linger_ms: int = LINGER_MS,
+        max_buffer_bytes: int = MAX_BUFFER_BYTES,
+        settle_s: float = SETTLE_S,
+        wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        new_id: Callable[[], UUID] = uuid4,
+        pipeline: type[_Pipeline] | None = None,
+    ) -> None:
+        self.metadata = metadata
+        self.objects = objects
+        self.zone = zone
+        self.incarnation = incarnation
+        self.target_bytes = target_bytes
+        self.linger_ms = linger_ms
+        self.settle_s = settle_s
+        self.wall_clock_ms = wall_clock_ms
+        self.new_id = new_id
+        self._max_buffer_bytes = max_buffer_bytes
+        self._free_bytes = max_buffer_bytes
+        self._waiting: deque[tuple[int, Pending]] = deque()  # with their domains, in the order they came
+        self._pipeline = pipeline or _Pipeline
+        self._pipelines: dict[int, _Pipeline] = {}
+        self._closed = False
+
+    async def write(self, domain: int, batches: Sequence[PendingBatch]) -> Committed:
+        """Commit batches of one stream, adjacent and in order. Waits while the buffers are full.
+
+        Calls that begin one after the other keep their order, whether or not they wait for each other.
+        Raises `NotCommitted`, `CommitUnknown`, `TooLarge`. May be cancelled, and be committed all the same.
+        """
+        if not batches:
+            raise ValueError("nothing to write")
+        if self._closed:
+            raise NotCommitted("the writer is closed")
+        pending = Pending(batches, asyncio.get_running_loop().create_future())
+        if pending.size_bytes > self._max_buffer_bytes:
+            raise TooLarge("bytes written at once", pending.size_bytes, self._max_buffer_bytes)
+        self._waiting.append((domain, pending))
+        self._admit()
+        committed: Committed = await pending.handle
+        return committed
+
+    async def close(self) -> None:
+        """Commit what was accepted, then end. Whoever still waits for room, or comes later, is refused."""
+        self._closed = True
+        for _, pending in self._waiting:
+            if not pending.handle.done():
+                pending.handle.set_exception(NotCommitted("the writer is closed"))
+        self._waiting.clear()
+        await asyncio.gather(*(pipeline.drain() for pipeline in self._pipelines.values()))
+
+    def release(self, size_bytes: int) -> None:
+        """Called by a pipeline when callers were answered."""
+        self._free_bytes += size_bytes
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let in whoever is first and fits. Here and not in the waiting task: others would overtake it."""
+        while self._waiting and self._waiting[0][1].size_bytes <= self._free_bytes:
+            domain, pending = self._waiting.popleft()
+            if pending.handle.done():  # cancelled while it waited
+                continue
+            self._free_bytes -= pending.size_bytes
+            pipeline = self._pipelines.get(domain)
+            if pipeline is None:
+                pipeline = self._pipelines[domain] = self._pipeline(self, domain)
+            pipeline.add(pending)
+
+
+class _Step(enum.Enum):
+    ON_ITS_WAY = enum.auto()
+    UPLOADED = enum.auto()
+    APPENDING = enum.auto()  # only the append's outcome can say what became of it
+    OVER = enum.auto()  # its callers have been answered
+
+
+@dataclass(eq=False, slots=True)
+class _Object:
+    id: UUID
+    path: str
+    created_at_ms: int
+    pending: list[Pending]
+    step: _Step = _Step.ON_ITS_WAY
+    encoded: EncodedObject | None = None
+    index: list[IndexEntry] = field(default_factory=list)  # one per stream, in the order of the object
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(pending.size_bytes for pending in self.pending)
+
+
+class _Pipeline:
+    """One domain. Everything here runs on the event loop; what waits is a task of `_tasks`."""
+
+    def __init__(self, writer: WalWriter, domain: int) -> None:
+        self._writer = writer
+        self._metadata = writer.metadata
+        self._domain = domain
+        self._loop = asyncio.get_running_loop()
+        self._batcher = SegmentBatcher(writer.target_bytes, writer.linger_ms, writer.metadata.limits)
+        self._on_way: deque[_Object] = deque()  # in the order they were sealed
+        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._committing = False
+        self._poked = False
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, pending: Pending) -> None:
+        if self._stopped:
+            pending.handle.set_exception(NotCommitted("the writer was stopped"))
+            self._writer.release(pending.size_bytes)
+            return
+        if not self._batcher.fits(pending):
+            self._seal()
+        self._batcher.add(pending, self._now_ms())
+        # Not at once: what the same request writes to other streams is about to follow.
+        if not self._poked:
+            self._poked = True
+            self._loop.call_soon(self._poke)
+
+    async def drain(self) -> None:
+        if self._batcher.deadline_ms() is not None:
+            self._seal()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _now_ms(self) -> float:
+        return self._loop.time() * 1000
+
+    def _poke(self, timer_ms: float = 0.0) -> None:
+        """Seal if it is time. `timer_ms`: what the timer was set to, since it may ring a moment early."""
+        self._poked = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._batcher.is_due(max(self._now_ms(), timer_ms), idle=not self._on_way):
+            self._seal()
+        deadline_ms = self._batcher.deadline_ms()
+        if deadline_ms is not None:
+            self._timer = self._loop.call_at(deadline_ms / 1000, self._poke, deadline_ms)
+
+    def _seal(self) -> None:
+        now_ms = self._writer.wall_clock_ms()
+        object_id = self._writer.new_id()
+        path = object_path(self._writer.zone, self._domain, now_ms, object_id)
+        sealed = _Object(object_id, path, now_ms, self._batcher.seal())
+        self._on_way.append(sealed)
+        self._start(self._upload(sealed))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Uploading
+
+    async def _upload(self, sealed: _Object) -> None:
+        try:
+            async with self._uploads:
+                await self._encode(sealed)
+                assert sealed.encoded is not None
+                await self._put_marker(sealed, len(sealed.encoded.body))
+                await self._put_object(sealed)
+            sealed.step = _Step.UPLOADED
+        except BaseException as error:
+            # Nothing of it is committed, and nothing will be: only the append could do that.
+            self._fail(sealed, NotCommitted(f"object {sealed.path} was not written: {error!r}"), error)
+            if not isinstance(error, DrayError):  # cancelled, or a bug: its callers are not left waiting
+                self._stop(error)
+                raise
+        finally:
+            self._advance()
+
+    async def _encode(self, sealed: _Object) -> None:
+        by_stream: dict[int, list[PendingBatch]] = {}
+        for pending in sealed.pending:
+            for batch in pending.batches:
+                by_stream.setdefault(batch.stream_id, []).append(batch)
+        chunks = [
+            ChunkInput(
+                stream_id,
+                [batch.data for batch in batches],
+                sum(batch.records for batch in batches),
+                min(batch.min_timestamp_ms for batch in batches),
+                max(batch.max_timestamp_ms for batch in batches),
+            )
+            for stream_id, batches in sorted(by_stream.items())
+        ]
+        if sealed.size_bytes <= ENCODE_INLINE_BYTES:
+            encoded = encode_object(sealed.id, self._domain, sealed.created_at_ms, chunks)
+        else:
+            encoded = await asyncio.to_thread(
+                encode_object, sealed.id, self._domain, sealed.created_at_ms, chunks
+            )
+        sealed.encoded = encoded
+        sealed.index = [
+            self._index_entry(sealed, chunk, placed, by_stream[chunk.stream_id])
+            for chunk, placed in zip(chunks, encoded.chunks, strict=True)
+        ]
+
+    def _index_entry(
+        self, sealed: _Object, chunk: ChunkInput, placed: EncodedChunk, batches: Sequence[PendingBatch]
+    ) -> IndexEntry:
+        return IndexEntry(
+            stream_id=chunk.stream_id,
+            records=chunk.records,
+            created_at_ms=sealed.created_at_ms,
+            min_timestamp_ms=chunk.min_timestamp_ms,
+            max_timestamp_ms=chunk.max_timestamp_ms,
+            incarnation=self._writer.incarnation,
+            where=WalChunk(
+                sealed.id,
+                sealed.path,
+                placed.offset,
+                placed.length,
+                tuple(
+                    BatchIndex(b.records, len(b.data), b.min_timestamp_ms, b.max_timestamp_ms, b.producer)
+                    for b in batches
+                ),
+            ),
+        )
+
+    async def _put_marker(self, sealed: _Object, size_bytes: int) -> None:
+        """Before the object, so that one that is never committed can be found."""
+        marker = Marker(sealed.id, sealed.path, size_bytes, sealed.created_at_ms)
+        await self._metadata.put(self._domain, marker_key(sealed.id), encode_marker(marker), Expect.ABSENT)
+
+    async def _put_object(self, sealed: _Object) -> None:
+        assert sealed.encoded is not None
+        await self._writer.objects.put(sealed.path, sealed.encoded.body)
+
+    # Committing
+
+    def _stop(self, error: BaseException) -> None:
+        """Refuse everything that no append has been sent for, now and later."""
+        self._stopped = True
+        if self._batcher.deadline_ms() is not None:
+            self._on_way.append(_Object(self._writer.new_id(), "", 0, self._batcher.seal()))
+        for sealed in self._on_way:
+            if sealed.step is not _Step.APPENDING:
+                self._fail(sealed, NotCommitted(f"the writer was stopped: {error!r}"), error)
+
+    def _advance(self) -> None:
+        """Drop what is over, begin the next append, and seal what may be due now."""
+        if self._stopped:
+            return
+        while self._on_way and self._on_way[0].step is _Step.OVER:
+            self._on_way.popleft()
+        if not self._committing and self._on_way and self._on_way[0].step is _Step.UPLOADED:
+            self._committing = True
+            self._start(self._commit(self._next_append()))
+        if not self._poked:
+            self._poked = True
+            self._loop.call_soon(self._poke)
+
+    def _next_append(self) -> list[_Object]:
+        """The objects at the front that are uploaded, as many as fit into one append."""
+        chosen: list[_Object] = []
+        for sealed in self._on_way:
+            if sealed.step is _Step.OVER:
+                continue
+            if sealed.step is not _Step.UPLOADED:
+                break
+            try:
+                self._metadata.limits.check(*self._operations([*chosen, sealed]))
+            except TooLarge:
+                if chosen:
+                    break
+            chosen.append(sealed)
+        return chosen
+
+    def _operations(self, chosen: Sequence[_Object]) -> tuple[list[NewEntry], list[Put], list[Delete]]:
+        entries, puts, deletes = [], [], []
+        for sealed in chosen:
+            assert sealed.encoded is not None
+            record = ObjectRecord(
+                State.COMMITTED, sealed.path, len(sealed.encoded.body), sealed.created_at_ms
+            )
+            puts.append(Put(record_key(sealed.id), encode_record(record), Expect.ABSENT))
+            for entry in sealed.index:
+                assert isinstance(entry.where, WalChunk)
+                sequence, size = sequence_of(entry.stream_id), entry.where.chunk_length
+                entries.append(NewEntry(sequence, entry.records, size, encode(entry)))
+                puts.append(Put(reference_key(sealed.id, entry.stream_id), b""))
+            deletes.append(Delete(marker_key(sealed.id)))
+        return entries, puts, deletes
+
+    async def _commit(self, chosen: list[_Object]) -> None:
+        for sealed in chosen:
+            sealed.step = _Step.APPENDING
+        try:
+            await self._append(chosen)
+        except BaseException as error:  # cancelled, or a bug: its callers are not left waiting
+            for sealed in chosen:
+                self._fail(sealed, CommitUnknown(f"the append was interrupted: {error!r}"), error)
+            self._stop(error)
+            raise
+        finally:
+            self._committing = False
+            self._advance()
+
+    async def _append(self, chosen: list[_Object]) -> None:
+        while chosen:
+            try:
+                result = await self._metadata.append(self._domain, *self._operations(chosen))
+            except VersionConflict as conflict:
+                # Of a store where that fails the whole append: nothing happened, the others may try again.
+                fenced = [s for s in chosen if record_key(s.id) == conflict.key]
+                for sealed in fenced or chosen:
+                    self._fail(sealed, NotCommitted(f"object {sealed.path} was fenced"), conflict)
+                chosen = [s for s in chosen if s.step is not _Step.OVER]
+            except OutcomeUnknown as unknown:
+                await self._settle(chosen, unknown)
+                return
+            except MetadataError as error:
+                for sealed in chosen:
+                    self._fail(sealed, NotCommitted(f"the append failed: {error}"), error)
+                return
+            else:
+                self._acknowledge(chosen, result)
+                return
+
+    def _acknowledge(self, chosen: list[_Object], result: AppendResult) -> None:
+        ends = iter(result.entries)
+        versions = iter(result.puts)
+        for sealed in chosen:
+            committed = next(versions) is not None
+            starts = {}
+            for entry in sealed.index:
+                starts[entry.stream_id] = next(ends).position.end_records - entry.records
+                next(versions)
+            if committed:
+                self._answer(sealed, starts)
+            else:  # its entries have landed, but an object that is fenced is void for everybody
+                self._fail(sealed, NotCommitted(f"object {sealed.path} was fenced"), None)
+
+    async def _settle(self, chosen: list[_Object], unknown: OutcomeUnknown) -> None:
+        """Find out what became of an append, or see to it that nothing does."""
+        log.warning("append of %d objects in domain %d: %s", len(chosen), self._domain, unknown)
+        deadline = self._loop.time() + self._writer.settle_s
+        for sealed in chosen:
+            try:
+                starts = await self._settled(sealed, deadline)
+            except DrayError as error:
+                self._fail(sealed, CommitUnknown(f"object {sealed.path}: {error}"), error)
+            else:
+                if starts is None:
+                    self._fail(sealed, NotCommitted(f"object {sealed.path}: {unknown}"), unknown)
+                else:
+                    self._answer(sealed, starts)
+
+    async def _settled(self, sealed: _Object, deadline: float) -> dict[int, int] | None:
+        """Where the object's entries start, or None if it is void. Raises when time is up."""
+        assert sealed.encoded is not None
+        fence = ObjectRecord(
+            State.FENCED, sealed.path, len(sealed.encoded.body), self._writer.wall_clock_ms()
+        )
+        key = record_key(sealed.id)
+        while True:
+            try:
+                with suppress(VersionConflict):
+                    await self._metadata.put(self._domain, key, encode_record(fence), Expect.ABSENT)
+                    return None
+                await self._metadata.barrier(self._domain)
+                record = await self._metadata.get(self._domain, key)
+                if record is not None and decode_record(key, record.value).state is State.FENCED:
+                    return None  # by a collector, or by an earlier try of ours
+                if record is not None:
+                    return {e.stream_id: await self._find_start(e.stream_id, sealed.id) for e in sealed.index}
+            except (Unavailable, OutcomeUnknown):
+                if self._loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(SETTLE_PAUSE_S)
+
+    async def _find_start(self, stream_id: int, object_id: UUID) -> int:
+        """Of the entry of an object that is known to be committed: near the end of its stream."""
+        sequence = sequence_of(stream_id)
+        entry = await self._metadata.tail(self._domain, sequence)
+        for _ in range(MAX_STEPS_BACK):
+            if entry is None:
+                break
+            placed = place(entry)
+            if isinstance(placed.entry.where, WalChunk) and placed.entry.where.object_id == object_id:
+                return placed.start_offset
+            entry = await self._metadata.floor(self._domain, sequence, placed.start_offset)
+        raise CommitUnknown(f"object {object_id} is committed, but its entry in {sequence} is not at hand")
+
+    # Answering
+
+    def _answer(self, sealed: _Object, starts: dict[int, int]) -> None:
+        for pending in sealed.pending:
+            stream_id = pending.batches[0].stream_id
+            start = starts[stream_id]
+            starts[stream_id] = end = start + sum(batch.records for batch in pending.batches)
+            if not pending.handle.done():
+                pending.handle.set_result(Committed(start, end))
+        self._over(sealed)
+
+    def _fail(self, sealed: _Object, error: DrayError, cause: BaseException | None) -> None:
+        if sealed.step is _Step.OVER:
+            return
+        for pending in sealed.pending:
+            if not pending.handle.done():
+                failure = type(error)(*error.args)  # each caller raises its own
+                failure.__cause__ = cause
+                pending.handle.set_exception(failure)
+        self._over(sealed)
+
+    def _over(self, sealed: _Object) -> None:
+        sealed.step = _Step.OVER
+        self._writer.release(sealed.size_bytes)
+        sealed.pending = []
+        sealed.encoded = None
