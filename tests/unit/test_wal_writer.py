@@ -1,0 +1,249 @@
+"""The writer on stores in memory: when it seals, in which order it commits, what it holds back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dray.errors import NotCommitted, ObjectStoreUnavailable, TooLarge
+from dray.index.entry import WalChunk, place_all, sequence_of
+from dray.metadata.memory import MemoryStore
+from dray.metadata.store import Limits
+from dray.objectstore.memory import MemoryObjectStore
+from dray.objectstore.store import Body
+from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher
+from dray.wal.format import decode_object
+from dray.wal.objects import OBJECTS, STAGING
+from dray.wal.writer import Committed, WalWriter
+from tests.batches import pending
+
+D = 2
+LIMITS = Limits(max_operations=1_000, max_bytes=1_000_000)
+
+
+def raw(stream_id: int, size: int = 100) -> Pending:
+    return Pending([PendingBatch(stream_id, memoryview(bytes(size)), 1, 0, 0)], None)
+
+
+class TestBatcher:
+    def test_an_idle_pipeline_waits_for_no_timer(self) -> None:
+        batcher = SegmentBatcher(1_000, 250, LIMITS)
+        assert not batcher.is_due(0, idle=True)
+        assert batcher.deadline_ms() is None
+        batcher.add(raw(1), 10)
+        assert batcher.is_due(10, idle=True)
+        assert not batcher.is_due(10, idle=False)
+
+    def test_a_busy_one_waits_for_bytes_or_time(self) -> None:
+        batcher = SegmentBatcher(1_000, 250, LIMITS)
+        batcher.add(raw(1), 10)
+        batcher.add(raw(1), 200)
+        assert batcher.deadline_ms() == 260
+        assert not batcher.is_due(259, idle=False)
+        assert batcher.is_due(260, idle=False)
+        batcher.add(raw(1, 800), 201)
+        assert batcher.is_due(201, idle=False)
+
+    def test_sealing_empties_it_in_the_order_things_came(self) -> None:
+        batcher = SegmentBatcher(1_000, 250, LIMITS)
+        first, second = raw(2), raw(1)
+        batcher.add(first, 10)
+        batcher.add(second, 20)
+        assert batcher.seal() == [first, second]
+        assert batcher.seal() == []
+        batcher.add(raw(1), 1_000)
+        assert batcher.deadline_ms() == 1_250
+
+    def test_an_object_does_not_outgrow_its_target_except_by_one_large_write(self) -> None:
+        batcher = SegmentBatcher(1_000, 250, LIMITS)
+        assert batcher.fits(raw(1, 5_000))
+        batcher.add(raw(1, 600), 0)
+        assert batcher.fits(raw(1, 400))
+        assert not batcher.fits(raw(1, 401))
+
+    def test_an_object_is_one_append(self) -> None:
+        """Protocol 19: an entry and a reference per stream, a record, a marker."""
+        batcher = SegmentBatcher(
+            10**9, 250, Limits(max_operations=12, max_bytes=10**6, operations_per_entry=1)
+        )
+        for stream in range(5):
+            assert batcher.fits(raw(stream))
+            batcher.add(raw(stream), 0)
+        assert batcher.fits(raw(4))
+        assert not batcher.fits(raw(5))
+
+    def test_many_small_batches_fill_an_append_before_they_fill_an_object(self) -> None:
+        batcher = SegmentBatcher(10**9, 250, Limits(max_operations=1_000, max_bytes=5_000))
+        added = 0
+        while batcher.fits(raw(1, 70)):
+            batcher.add(raw(1, 70), 0)
+            added += 1
+        assert 50 < added < 120
+
+
+class SlowObjects(MemoryObjectStore):
+    """Puts wait until they are let go, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: list[asyncio.Future[None]] = []
+        self.started = asyncio.Event()
+
+    async def put(self, key: str, body: Body, *, if_absent: bool = False) -> None:
+        gate = asyncio.get_running_loop().create_future()
+        self.gates.append(gate)
+        self.started.set()
+        await gate
+        await super().put(key, body, if_absent=if_absent)
+
+    async def wait_for(self, puts: int) -> None:
+        while len(self.gates) < puts:
+            self.started.clear()
+            await self.started.wait()
+
+
+@pytest.fixture
+def metadata() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def slow() -> SlowObjects:
+    return SlowObjects()
+
+
+@pytest.fixture
+async def writer(metadata: MemoryStore, slow: SlowObjects) -> AsyncIterator[WalWriter]:
+    made = WalWriter(
+        metadata, slow, zone="z", incarnation="00" * 16, target_bytes=2_000, max_buffer_bytes=4_000
+    )
+    yield made
+    for gate in slow.gates:
+        if not gate.done():
+            gate.cancel()
+    await made.close()
+
+
+def start(writer: WalWriter, batches: list[PendingBatch]) -> asyncio.Task[Committed]:
+    return asyncio.create_task(writer.write(D, batches))
+
+
+async def ends(metadata: MemoryStore, stream: int) -> list[int]:
+    return [p.end_offset for p in place_all(await metadata.entries(D, sequence_of(stream), 0, 100))]
+
+
+async def test_what_was_written_can_be_read_back(metadata: MemoryStore) -> None:
+    objects = MemoryObjectStore()
+    writer = WalWriter(metadata, objects, zone="z", incarnation="00" * 16)
+    one, two = pending(1, "librdkafka-zstd"), pending(2, "kafka-python-gzip", copies=3)
+    first, second = await asyncio.gather(writer.write(D, one), writer.write(D, two))
+    assert (first.start_offset, second.start_offset) == (0, 0)
+    assert second.end_offset == sum(batch.records for batch in two)
+    [info] = await objects.list()  # both in one object: they were written in the same tick
+    stored = decode_object(await objects.get(info.key), D)
+    assert [entry.stream_id for entry, _ in stored.chunks] == [1, 2]
+    [placed] = place_all(await metadata.entries(D, sequence_of(2), 0, 10))
+    chunk = placed.entry.where
+    assert isinstance(chunk, WalChunk)
+    body = await objects.get(chunk.path)
+    for number, batch in enumerate(two):
+        at = chunk.batch_offset(number)
+        assert body[at + 8 : at + len(batch.data)] == batch.data[8:]  # all but the base offset, which is 0
+    assert await metadata.scan(D, STAGING, limit=10) == []
+    assert len(await metadata.scan(D, OBJECTS, limit=10)) == 3  # the record and two references
+    await writer.close()
+
+
+async def test_objects_grow_while_others_are_on_their_way(
+    writer: WalWriter, slow: SlowObjects, metadata: MemoryStore
+) -> None:
+    size = sum(len(b.data) for b in pending(1))
+    writes = [start(writer, pending(1))]
+    await slow.wait_for(1)
+    for _ in range(5):
+        writes.append(start(writer, pending(1)))
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert len(slow.gates) == 1 + (5 * size) // 2_000  # full ones leave, the rest waits for the first
+    for _ in range(3):
+        for gate in slow.gates:
+            if not gate.done():
+                gate.set_result(None)
+        await asyncio.sleep(0.02)
+    starts = [done.start_offset for done in await asyncio.gather(*writes)]
+    assert starts == sorted(starts)
+    assert len(await slow.list()) <= 4
+
+
+async def test_uploads_overtake_each_other_but_commits_do_not(
+    writer: WalWriter, slow: SlowObjects, metadata: MemoryStore
+) -> None:
+    first = start(writer, pending(1))
+    await slow.wait_for(1)
+    big = pending(1, copies=10)
+    second = start(writer, big[: len(big) // 2])
+    third = start(writer, big[len(big) // 2 :])
+    await slow.wait_for(2)
+    slow.gates[1].set_result(None)
+    await asyncio.sleep(0.02)
+    assert await ends(metadata, 1) == []
+    slow.gates[0].set_result(None)
+    assert (await first).start_offset == 0
+    done = await second
+    assert done.start_offset == (await first).end_offset
+    await slow.wait_for(3)
+    slow.gates[2].set_result(None)
+    assert (await third).start_offset == done.end_offset
+
+
+async def test_an_object_that_cannot_be_stored_fails_alone(
+    writer: WalWriter, slow: SlowObjects, metadata: MemoryStore
+) -> None:
+    first = start(writer, pending(1))
+    await slow.wait_for(1)
+    second = start(writer, pending(1, copies=5))
+    await slow.wait_for(2)
+    slow.gates[0].set_exception(ObjectStoreUnavailable("no"))
+    slow.gates[1].set_result(None)
+    with pytest.raises(NotCommitted):
+        await first
+    assert (await second).start_offset == 0
+    assert len(await metadata.scan(D, STAGING, limit=10)) == 1  # the collector finds the other
+
+
+async def test_callers_wait_while_the_buffers_are_full_and_keep_their_order(
+    writer: WalWriter, slow: SlowObjects
+) -> None:
+    size = sum(len(b.data) for b in pending(1))
+    room = 4_000 // size
+    writes = [start(writer, pending(1)) for _ in range(room + 4)]
+    await slow.wait_for(1)
+    await asyncio.sleep(0.01)
+    assert len(writer._waiting) == 4
+    writes[room + 1].cancel()  # one that waits gives up its place, and nobody else's
+    while not all(task.done() for task in writes):
+        for gate in slow.gates:
+            if not gate.done():
+                gate.set_result(None)
+        await asyncio.sleep(0.005)
+    starts = [task.result().start_offset for task in writes if not task.cancelled()]
+    assert starts == sorted(starts)
+    assert len(starts) == room + 3
+    assert writer._free_bytes == 4_000
+
+
+async def test_more_than_fits_at_all_is_refused(writer: WalWriter) -> None:
+    with pytest.raises(TooLarge):
+        await writer.write(D, pending(1, copies=100))
+
+
+async def test_closing_commits_what_was_accepted(metadata: MemoryStore) -> None:
+    writer = WalWriter(metadata, MemoryObjectStore(), zone="z", incarnation="00" * 16)
+    writes = [start(writer, pending(stream)) for stream in range(20)]
+    await asyncio.sleep(0)
+    await writer.close()
+    assert all(done.start_offset == 0 for done in await asyncio.gather(*writes))
+    with pytest.raises(NotCommitted):
+        await writer.write(D, pending(1))
