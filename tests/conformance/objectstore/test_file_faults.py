@@ -196,3 +196,20 @@ async def test_files_of_others_are_not_objects(store: ObjectStore, root: Path) -
     (root / "to-nowhere").symlink_to("nowhere")
     os.mkfifo(root / "pipe")
     assert [info.key for info in await store.list()] == ["k"]
+
+
+async def test_directories_are_made_and_removed_under_each_others_puts(
+    store: ObjectStore, root: Path
+) -> None:
+    another = await open_object_store(f"file://{root}")
+
+    async def put_and_delete(client: ObjectStore, name: str) -> None:
+        for _ in range(30):
+            await client.put(f"deep/er/{name}", b"x", if_absent=True)
+            assert await client.get(f"deep/er/{name}") == b"x"
+            await client.delete(f"deep/er/{name}")
+
+    clients = [store, another] * 3
+    await asyncio.gather(*(put_and_delete(client, str(name)) for name, client in enumerate(clients)))
+    await another.close()
+    assert os.listdir(root) == [".dray-staging"]

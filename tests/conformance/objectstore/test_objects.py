@@ -256,27 +256,6 @@ async def test_deleting_what_is_absent_is_no_error(objects: ObjectStore) -> None
     assert await objects.delete_many([]) == {}
 
 
-async def test_puts_survive_deletes_of_their_neighbours(
-    objects: ObjectStore, other_objects: ObjectStore
-) -> None:
-    """A store that keeps directories makes and removes them meanwhile."""
-
-    async def put_and_delete(store: ObjectStore, name: str) -> None:
-        for _ in range(15):
-            await store.put(f"deep/er/{name}", b"x", if_absent=True)
-            assert await store.get(f"deep/er/{name}") == b"x"
-            await store.delete(f"deep/er/{name}")
-
-    await asyncio.gather(
-        *(
-            put_and_delete(store, f"{i}-{j}")
-            for i, store in enumerate((objects, other_objects))
-            for j in range(3)
-        )
-    )
-    assert await objects.list() == []
-
-
 async def test_a_used_store_is_healthy(objects: ObjectStore) -> None:
     await objects.check()
     for _ in range(5):
