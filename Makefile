@@ -26,8 +26,9 @@ test: setup ## Lint, check types and run every test
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-bench: setup ## Measure the metadata stores
+bench: setup ## Measure the metadata stores and the write path
 	$(BIN)/python -m bench.metadata
+	$(BIN)/python -m bench.wal
 
 # The mypy plugins are found through PATH.
 proto: export PATH := $(CURDIR)/$(BIN):$(PATH)
