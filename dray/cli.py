@@ -31,6 +31,7 @@ from dray.errors import (
     StoreFull,
     Unavailable,
 )
+from dray.index import show as index_show
 from dray.metadata.check import Finding, check_store
 from dray.metadata.cluster import Cluster, open_cluster, read_cluster
 from dray.metadata.opening import SqliteUrl, open_store, parse_metadata_url, redact
@@ -51,6 +52,8 @@ examples:
       every setting can come from the environment as well
   drayd admin wal inspect wal/v1/zone=a/domain=7/date=2026/01/31/….wo --objects s3://bucket/dray
       show what a WAL object holds, and whether it is whole
+  drayd admin index show --stream 1122334455667788
+      show which objects hold a stream's offsets
 
 Settings come from --config FILE, then DRAY_… variables, then the command line; the last one counts.
 """
@@ -142,6 +145,17 @@ def build_parser(given: list[Given]) -> argparse.ArgumentParser:
     )
     inspect.add_argument("--json", action="store_true", help="print JSON")
     inspect.set_defaults(command=_wal_inspect)
+
+    index = add(admin, "index", "Offset indexes.").add_subparsers(required=True, metavar="ACTION")
+    entries = add(index, "show", "Show which objects hold a stream's offsets. Changes nothing.")
+    entries.add_argument(
+        "--stream", type=_stream_id, required=True, metavar="HEX", help="the id of the stream, hexadecimal"
+    )
+    entries.add_argument(
+        "--limit", type=_count, default=100, metavar="N", help="show at most so many entries. Default: 100"
+    )
+    entries.add_argument("--json", action="store_true", help="print JSON")
+    entries.set_defaults(command=_index_show)
     return root
 
 
@@ -169,9 +183,7 @@ async def _cluster_show(settings: Settings, arguments: argparse.Namespace) -> in
         async with _opened(settings) as store:
             cluster = await read_cluster(store)
     if cluster is None:
-        return _fail(
-            1, f"there is no cluster at {redact(settings.metadata)}", "drayd admin cluster init creates it"
-        )
+        return _no_cluster(settings)
     if arguments.json:
         print(json.dumps({"metadata": redact(settings.metadata), **asdict(cluster)}))
     else:
@@ -203,6 +215,22 @@ async def _metadata_check(settings: Settings, arguments: argparse.Namespace) -> 
     return 0
 
 
+async def _index_show(settings: Settings, arguments: argparse.Namespace) -> int:
+    if _may_exist(settings):
+        async with _opened(settings) as store:
+            cluster = await read_cluster(store)
+            if cluster is not None:
+                shown = await index_show.read_index(
+                    store, arguments.stream, cluster.num_domains, arguments.limit
+                )
+                as_text = (
+                    json.dumps(index_show.as_json(shown)) if arguments.json else index_show.as_table(shown)
+                )
+                print(as_text)
+                return 0
+    return _no_cluster(settings)
+
+
 async def _wal_inspect(settings: Settings, arguments: argparse.Namespace) -> int:
     name = redact(arguments.object)
     try:
@@ -217,6 +245,28 @@ async def _wal_inspect(settings: Settings, arguments: argparse.Namespace) -> int
         more = len(found.problems) - 1
         return _fail(1, f"{name}: {found.problems[0]}", f"and {more} more" if more else "")
     return 0
+
+
+def _stream_id(text: str) -> int:
+    try:
+        number = int(text, 16)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a stream id: 1 to 16 hexadecimal digits")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _no_cluster(settings: Settings) -> int:
+    return _fail(
+        1, f"there is no cluster at {redact(settings.metadata)}", "drayd admin cluster init creates it"
+    )
 
 
 def _may_exist(settings: Settings) -> bool:
