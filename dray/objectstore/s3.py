@@ -369,11 +369,8 @@ def _missing(key: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if error_code(error) in (
-            "NoSuchKey",
-            "NotFound",
-            "404",
-        ):  # not by status: other things are missing too
+        # Not by its status: other things can be missing too.
+        if error_code(error) in ("NoSuchKey", "NotFound", "404"):
             raise ObjectNotFound(key) from None
         raise
 

@@ -56,7 +56,7 @@ async def stalled(_: Forward) -> bytes:
 
 @dataclass
 class _Planned:
-    method: str
+    pattern: str
     fault: Fault
     times: int
 
@@ -84,9 +84,9 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
-    def spoil(self, method: str, fault: Fault, times: int = 1) -> None:
-        """Do this to the next so many requests of that method."""
-        self._planned.append(_Planned(method, fault, times))
+    def spoil(self, pattern: str, fault: Fault, times: int = 1) -> None:
+        """Do this to the next so many requests whose "METHOD path" begins with a match."""
+        self._planned.append(_Planned(pattern, fault, times))
 
     def heal(self) -> None:
         self._planned.clear()
@@ -126,16 +126,16 @@ class Front:
         async def forward(change: Callable[[bytes], bytes] = bytes) -> bytes:
             return await self._ask(head, change(body))
 
-        fault = self._fault_of(method)
+        fault = self._fault_of(f"{method} {path}")
         try:
             writer.write(await fault(forward) if fault else await forward())
             await writer.drain()
         except ConnectionError:
             pass  # the client did not wait, or there is no server
 
-    def _fault_of(self, method: str) -> Fault | None:
+    def _fault_of(self, request: str) -> Fault | None:
         for planned in self._planned:
-            if planned.method == method and planned.times > 0:
+            if re.match(planned.pattern, request) and planned.times > 0:
                 planned.times -= 1
                 return planned.fault
         return None
