@@ -242,7 +242,7 @@ async def test_a_lost_completion_of_parts_is_recognised(
 ) -> None:
     """versitygw answers a second completion like the first; other servers have forgotten the upload."""
     front.spoil(COMPLETION, lost)
-    front.spoil(COMPLETION, answer(404, "NoSuchUpload"))
+    front.spoil(COMPLETION, answer(404, "NoSuchUpload"), times=1000)
     await store.put("k", b"x" * SEVERAL_PARTS)
     assert await direct.get("k") == b"x" * SEVERAL_PARTS
 
