@@ -1,20 +1,55 @@
-"""Record batches for tests: as a real client sent them (`golden/records/`), and what the writer takes."""
+"""Kafka record batches for tests: captured from real clients, or built field by field.
+
+Written against Kafka's documentation of the format and shares no code with Dray.
+"""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
-from dray.protocol.records import split_batches
-from dray.wal.batcher import PendingBatch
+from crc32c import crc32c
 
-RECORDS = Path(__file__).parent.parent / "golden" / "records"
+GOLDEN = Path(__file__).parent.parent / "golden"
 
 
-def pending(stream_id: int, name: str = "librdkafka-none", copies: int = 1) -> list[PendingBatch]:
-    """The batches of one captured produce request, `copies` times over."""
-    payload = (RECORDS / f"{name}.bin").read_bytes()
-    batches = []
-    for batch in split_batches(payload * copies):
-        low, high = batch.timestamp_range_ms
-        batches.append(PendingBatch(stream_id, batch.data, batch.records, low, high))
-    return batches
+def captured(name: str) -> bytes:
+    return (GOLDEN / "records" / f"{name}.bin").read_bytes()
+
+
+def build_batch(
+    body: bytes = b"\x0c" + bytes(6),
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+    magic: int = 2,
+    attributes: int = 0,
+    last_offset_delta: int | None = None,
+    base_timestamp: int = 1_700_000_000_000,
+    max_timestamp: int = 1_700_000_000_000,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    records: int = 1,
+    length: int | None = None,
+) -> bytes:
+    """A batch whose checksum is right, whatever else is wrong with it. The body is one empty record."""
+    if last_offset_delta is None:
+        last_offset_delta = records - 1
+    covered = (
+        struct.pack(
+            ">hiqqqhii",
+            attributes,
+            last_offset_delta,
+            base_timestamp,
+            max_timestamp,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            records,
+        )
+        + body
+    )
+    if length is None:
+        length = 9 + len(covered)
+    return struct.pack(">qiibI", base_offset, length, leader_epoch, magic, crc32c(covered)) + covered

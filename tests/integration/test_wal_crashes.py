@@ -20,8 +20,8 @@ from dray.wal.format import decode_object
 from dray.wal.objects import STAGING
 from dray.wal.orphans import OrphanCollector
 from dray.wal.writer import WalWriter
-from tests.batches import pending
 from tests.integration.wal_child import STEPS, D
+from tests.pending import pending
 
 RECORDS = sum(batch.records for batch in pending(1, copies=2))
 

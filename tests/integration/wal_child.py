@@ -15,7 +15,7 @@ from dray.metadata.opening import open_store
 from dray.objectstore.opening import open_object_store
 from dray.wal import writer as module
 from dray.wal.writer import WalWriter
-from tests.batches import pending
+from tests.pending import pending
 
 D = 1
 STEPS = ["before the marker", "before the object", "before the append", "before the answer"]

@@ -17,7 +17,7 @@ from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher
 from dray.wal.format import decode_object
 from dray.wal.objects import OBJECTS, STAGING
 from dray.wal.writer import Committed, WalWriter
-from tests.batches import pending
+from tests.pending import pending
 
 D = 2
 LIMITS = Limits(max_operations=1_000, max_bytes=1_000_000)
