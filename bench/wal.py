@@ -21,6 +21,7 @@ from uuid import UUID
 
 from crc32c import crc32c
 
+from dray.index.cache import IndexCache
 from dray.index.entry import BatchIndex, IndexEntry, Placed, WalChunk
 from dray.index.entry import encode as encode_entry
 from dray.metadata.opening import open_store
@@ -82,7 +83,19 @@ def lookup_rows() -> None:
         for offset in range(rounds):
             chunk.batch_offset(chunk.batch_at(offset % 50_000 - placed.start_offset))
 
+    cache = IndexCache()
+    cache.open(0)
+    small = WalChunk(ID, "wal/v1/x.wo", 49, 16_004, (BatchIndex(500, 16_000, 0, 0),))
+    for stream in range(100):
+        held = IndexEntry(stream, 500, 0, 0, 0, "00" * 16, small)
+        cache.add(0, cache.now(), [Placed(held, 500 * (i + 1), 16_004 * (i + 1), 1) for i in range(100)])
+
+    def look_up() -> None:
+        for number in range(rounds):
+            assert cache.find(number % 100, number % 50_000) is not None
+
     print(f"\n{'index':<42} {'µs':>8}")
+    print(f"{'an offset in the cache, 100 x 100 entries':<42} {best_ms(look_up, 3) * 1000 / rounds:>8.2f}")
     print(f"{'a batch in a decoded entry of 500':<42} {best_ms(find, 3) * 1000 / rounds:>8.2f}")
     print(f"{'encoding that entry':<42} {best_ms(lambda: encode_entry(entry)) * 1000:>8.1f}")
 

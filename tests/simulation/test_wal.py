@@ -1,4 +1,4 @@
-"""The real writer and orphan collector in a simulated world: seeded schedules, every fault of the protocol.
+"""The real writer, index and orphan collector in a simulated world, on seeded schedules of faults.
 
 Several brokers write to the same streams, crash and are replaced; collectors run beside them, far too eager
 on purpose, since safety may not rest on age. Afterwards the world is read as a reader would, and compared
@@ -15,8 +15,9 @@ from uuid import UUID
 
 import pytest
 
-from dray.errors import CommitUnknown, DrayError, NotCommitted, OutcomeUnknown, VersionConflict
+from dray.errors import CommitUnknown, DrayError, NotCommitted, OutcomeUnknown, Unavailable, VersionConflict
 from dray.index.entry import WalChunk, live, place_all, sequence_of
+from dray.index.lookup import OffsetIndex
 from dray.metadata.memory import MemoryStore
 from dray.metadata.store import Expect
 from dray.objectstore.memory import MemoryObjectStore
@@ -106,6 +107,25 @@ async def collector(world: World, how: type[OrphanCollector]) -> None:
                 await collect.collect_unmarked(D, ZONE, world.now_ms(), 100)
 
 
+async def reader(world: World) -> None:
+    """Follows the streams with the real index: what it was told never goes back, and is where it says."""
+    index = OffsetIndex(SimulatedMetadata(Machine(world)), lambda stream: D)
+    told = dict.fromkeys(STREAMS, 0)
+    while True:
+        await asyncio.sleep(world.chance.uniform(0, 0.5))
+        stream = world.chance.choice(STREAMS)
+        with contextlib.suppress(Unavailable, OutcomeUnknown):
+            end = (await index.end(stream)).end_records
+            check(end >= told[stream], f"stream {stream} ended at {told[stream]}, and then at {end}")
+            told[stream] = end
+            if end:
+                offset = world.chance.randrange(end)
+                found = await index.find(stream, offset)
+                check(found is not None, f"stream {stream} ends at {end} and has no {offset}")
+                assert found is not None
+                check(found.start_offset <= offset < found.end_offset, f"{offset} is not in {found}")
+
+
 async def story(seed: int, rules: Rules) -> Book:
     world, book = World(seed), Book()
     machines: list[Machine] = []
@@ -137,10 +157,12 @@ async def story(seed: int, rules: Rules) -> Book:
             machines[writers.index(brokers[which])].crashed = True
             brokers[which] = start_broker()
 
+    readers = [asyncio.create_task(reader(world)) for _ in range(2)]
     background = [
         asyncio.create_task(collector(world, rules.collector)),
         asyncio.create_task(collector(world, rules.collector)),
         asyncio.create_task(crashes()),
+        *readers,
     ]
     await asyncio.gather(*(client(world, brokers, book) for _ in range(4)))
     await world.calm()
@@ -150,7 +172,9 @@ async def story(seed: int, rules: Rules) -> Book:
             await made.close()
     for task in background:
         task.cancel()
-    await asyncio.gather(*background, return_exceptions=True)
+    for outcome in await asyncio.gather(*background, return_exceptions=True):
+        if not isinstance(outcome, asyncio.CancelledError) and outcome is not None:
+            raise outcome
     await world.calm()
     await reckon(world, book, rules)
     return book
@@ -165,6 +189,10 @@ async def reckon(world: World, book: Book, rules: Rules) -> None:
             at.get(ident) == [(stream, done.start_offset)],
             f"{ident} was acknowledged at {done}, is at {at.get(ident)}",
         )
+    index = OffsetIndex(metadata, lambda stream: D)
+    for ident, (stream, done) in book.committed.items():
+        found = await index.find(stream, done.start_offset, fresh=True)
+        check(found is not None and found.end_offset >= done.end_offset, f"the index does not find {ident}")
     for ident in book.refused:
         check(ident not in at, f"{ident} was refused for certain, and is there")
     for ident, places in at.items():
