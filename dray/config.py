@@ -178,6 +178,30 @@ class Settings:
             "Number of MetaDomains, fixed when the cluster is created: 16 unless set. May be left out later.",
         )
     )
+    wal_segment_bytes: int = field(
+        metadata=_about(
+            "wal.segment.bytes",
+            _int_between(64 * 2**10, 2**30),
+            "8388608",
+            "Size at which a WAL object is sealed.",
+        )
+    )
+    wal_linger_ms: int = field(
+        metadata=_about(
+            "wal.linger.ms",
+            _int_between(0, 60_000),
+            "250",
+            "Longest time that a batch waits for its WAL object to fill while another is on its way.",
+        )
+    )
+    wal_buffer_bytes: int = field(
+        metadata=_about(
+            "wal.buffer.bytes",
+            _int_between(2**20, 2**40),
+            "268435456",
+            "Most bytes of batches between acceptance and answer; above it, connections are not read.",
+        )
+    )
 
 
 def _table() -> dict[str, Setting]:

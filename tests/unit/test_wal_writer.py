@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from dray.config import load_settings
 from dray.errors import NotCommitted, ObjectStoreUnavailable, TooLarge
 from dray.index.entry import WalChunk, place_all, sequence_of
 from dray.metadata.memory import MemoryStore
 from dray.metadata.store import Limits
 from dray.objectstore.memory import MemoryObjectStore
 from dray.objectstore.store import Body
+from dray.wal import writer as writer_module
 from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher
 from dray.wal.format import decode_object
 from dray.wal.objects import OBJECTS, STAGING
@@ -247,3 +249,10 @@ async def test_closing_commits_what_was_accepted(metadata: MemoryStore) -> None:
     assert all(done.start_offset == 0 for done in await asyncio.gather(*writes))
     with pytest.raises(NotCommitted):
         await writer.write(D, pending(1))
+
+
+def test_the_settings_are_the_defaults_of_the_writer() -> None:
+    settings = load_settings(environ={})
+    assert settings.wal_segment_bytes == writer_module.TARGET_BYTES == 8 * 2**20
+    assert settings.wal_linger_ms == writer_module.LINGER_MS == 250
+    assert settings.wal_buffer_bytes == writer_module.MAX_BUFFER_BYTES
