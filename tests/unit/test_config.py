@@ -31,6 +31,9 @@ def test_defaults_are_embedded_below_data(monkeypatch: pytest.MonkeyPatch, tmp_p
         catalog="sqlite:///data/catalog.db",
         metadata_timeout_ms=5000,
         metadata_domains=None,
+        wal_segment_bytes=8 * 2**20,
+        wal_linger_ms=250,
+        wal_buffer_bytes=256 * 2**20,
     )
 
 
@@ -67,6 +70,9 @@ def test_names_of_settings_and_variables() -> None:
         "catalog": "DRAY_CATALOG",
         "metadata.timeout.ms": "DRAY_METADATA_TIMEOUT_MS",
         "metadata.domains": "DRAY_METADATA_DOMAINS",
+        "wal.segment.bytes": "DRAY_WAL_SEGMENT_BYTES",
+        "wal.linger.ms": "DRAY_WAL_LINGER_MS",
+        "wal.buffer.bytes": "DRAY_WAL_BUFFER_BYTES",
     }
 
 
