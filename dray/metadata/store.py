@@ -253,7 +253,7 @@ class Session(Protocol):
     async def put_ephemeral(
         self, domain: int, key: str, value: bytes, expect: Expectation = Expect.ANY
     ) -> int:
-        """Like `MetadataStore.put`, but the key dies with this session. Raises `SessionLost`.
+        """Like `MetadataStore.put`, but the key dies with the session. Raises `SessionLost`.
 
         A later plain `put` makes the key permanent; a `put_ephemeral` of another session takes it over.
         """

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from dray.errors import StartConflict, VersionConflict
 from dray.metadata.store import Delete, Expect, MetadataStore, NewEntry, Position, Put
-from tests.conformance.backends import Backend, MemoryBackend, etcd_backend, oxia_backend, sqlite_backend
+from tests.conformance.backends import Backend
+from tests.stateful.running import STORES, run_on
 
 T = TypeVar("T")
 
@@ -274,29 +273,6 @@ class Machine(RuleBasedStateMachine):
                 assert (record and (record.value, record.version)) == model.records.get(key)
 
 
-@pytest.mark.parametrize("name", ["memory", "memory-each-alone", "sqlite", "etcd", "oxia"])
+@pytest.mark.parametrize("name", STORES)
 def test_every_store_behaves_like_the_model(name: str, request: pytest.FixtureRequest) -> None:
-    if name in ("etcd", "oxia"):
-        address = request.getfixturevalue(f"{name}_address")
-
-    def factory(directory: Path) -> Backend:
-        if name == "sqlite":
-            return sqlite_backend(directory)
-        if name == "etcd":
-            return etcd_backend(address)
-        if name == "oxia":
-            return oxia_backend(address)
-        return MemoryBackend(name, conditions_abort=name == "memory")
-
-    machine = type("MachineOn", (Machine,), {"backend_factory": staticmethod(factory)})
-    examples = 100 if name.startswith("memory") else 30
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=35,
-            deadline=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_on(Machine, name, request, examples=30, in_memory=100, steps=35)

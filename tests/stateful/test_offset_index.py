@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from dray.index.cache import IndexCache
@@ -29,8 +27,9 @@ from dray.index.changes import Swap, carry_out, replace_run, truncate
 from dray.index.entry import Placed, Truncated, encode, place_all, sequence_of
 from dray.index.lookup import OffsetIndex
 from dray.metadata.store import Change, EntryChange, MetadataStore, NewEntry, Position
-from tests.conformance.backends import Backend, MemoryBackend, etcd_backend, oxia_backend, sqlite_backend
+from tests.conformance.backends import Backend
 from tests.index_entries import INCARNATION, STREAM, parquet_entry, wal_entry
+from tests.stateful.running import STORES, run_on
 
 T = TypeVar("T")
 
@@ -274,29 +273,6 @@ class Machine(RuleBasedStateMachine):
             assert positions[-1] == (len(self.offsets), self.total_bytes)
 
 
-@pytest.mark.parametrize("name", ["memory", "memory-each-alone", "sqlite", "etcd", "oxia"])
+@pytest.mark.parametrize("name", STORES)
 def test_every_reader_finds_every_offset(name: str, request: pytest.FixtureRequest) -> None:
-    if name in ("etcd", "oxia"):
-        address = request.getfixturevalue(f"{name}_address")
-
-    def factory(directory: Path) -> Backend:
-        if name == "sqlite":
-            return sqlite_backend(directory)
-        if name == "etcd":
-            return etcd_backend(address)
-        if name == "oxia":
-            return oxia_backend(address)
-        return MemoryBackend(name, conditions_abort=name == "memory")
-
-    machine = type("MachineOn", (Machine,), {"backend_factory": staticmethod(factory)})
-    examples = 150 if name.startswith("memory") else 25
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=30,
-            deadline=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_on(Machine, name, request, examples=25, in_memory=150, steps=30)
