@@ -170,8 +170,8 @@ def encode(entry: IndexEntry) -> bytes:
             wal.batch_bytes.extend([b.size_bytes for b in batches])
             wal.batch_records.extend([b.records for b in batches])
             base = entry.min_timestamp_ms
-            wal.batch_min_timestamp.extend([b.min_timestamp_ms - base for b in batches])
-            wal.batch_max_timestamp.extend([b.max_timestamp_ms - base for b in batches])
+            wal.batch_min_timestamp.extend([_int64(b.min_timestamp_ms - base) for b in batches])
+            wal.batch_max_timestamp.extend([_int64(b.max_timestamp_ms - base) for b in batches])
             if any(b.producer is not None for b in batches):
                 producers = [b.producer or Producer(NO_PRODUCER, -1, -1) for b in batches]
                 wal.producer_id.extend([p.id for p in producers])
@@ -240,9 +240,8 @@ def _wal_chunk(message: pb.IndexEntry) -> WalChunk:
     count = len(wal.batch_bytes)
     columns = [wal.batch_records, wal.batch_min_timestamp, wal.batch_max_timestamp]
     producers = [wal.producer_id, wal.producer_epoch, wal.base_sequence]
-    if any(len(column) != count for column in columns) or any(
-        len(column) not in (0, count) for column in producers
-    ):
+    owned = count if any(producers) else 0
+    if any(len(column) != count for column in columns) or any(len(column) != owned for column in producers):
         raise CorruptStore(f"an index entry of stream {message.stream_id:016x} has uneven columns")
     if sum(wal.batch_records) != message.records:
         raise CorruptStore(
@@ -256,7 +255,7 @@ def _wal_chunk(message: pb.IndexEntry) -> WalChunk:
         columns_of_producers = zip(wal.producer_id, wal.producer_epoch, wal.base_sequence, strict=True)
         owners = [None if row[0] == NO_PRODUCER else Producer(*row) for row in columns_of_producers]
     batches = tuple(
-        BatchIndex(records, size, base + low, base + high, owner)
+        BatchIndex(records, size, _int64(base + low), _int64(base + high), owner)
         for records, size, low, high, owner in zip(
             wal.batch_records,
             wal.batch_bytes,
@@ -267,6 +266,14 @@ def _wal_chunk(message: pb.IndexEntry) -> WalChunk:
         )
     )
     return WalChunk(_uuid(wal.object_id), wal.path, wal.chunk_offset, wal.chunk_length, batches)
+
+
+def _int64(number: int) -> int:
+    """`number` modulo 2^64, signed.
+
+    The distance of two timestamps of clients may not fit in 64 bits; wrapped both ways, it comes out exact.
+    """
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _uuid(raw: bytes) -> UUID:

@@ -31,7 +31,8 @@ from dray.metadata.store import Entry, Position
 from tests.index_entries import INCARNATION, STREAM, parquet_entry, truncated_entry, wal_entry
 
 I64 = st.integers(-(2**63), 2**63 - 1)
-TIMES = st.integers(-(2**61), 2**61)  # their differences are stored
+# Their differences are stored, which need one bit more than they do.
+TIMES = I64 | st.sampled_from([-(2**63), -1, 0, 2**63 - 1])
 UUIDS = st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw))
 PATHS = st.text(st.characters(codec="utf-8"), max_size=20)
 PRODUCERS = st.none() | st.builds(
@@ -74,6 +75,14 @@ def test_what_is_encoded_is_decoded(entry: IndexEntry) -> None:
     value = encode(entry)
     assert decode(value) == entry
     assert encode(decode(value)) == value
+
+
+def test_no_timestamp_and_the_highest_one_stand_in_one_entry() -> None:
+    """A client may send either, and the entry is of them both: their distance is 2^63."""
+    batches = (BatchIndex(1, 100, -1, -1), BatchIndex(1, 100, 0, 2**63 - 1))
+    chunk = WalChunk(UUID(int=1), "p", 49, 208, batches)
+    entry = IndexEntry(STREAM, 2, 0, -1, 2**63 - 1, INCARNATION, chunk)
+    assert decode(encode(entry)) == entry
 
 
 @given(st.binary(max_size=200))
@@ -138,6 +147,13 @@ def test_a_newer_format_is_not_touched() -> None:
 )
 def test_uneven_columns_are_corrupt(column: str) -> None:
     entry = wal_entry(1, 2, 3, producers=[Producer(7, 0, 0)] * 3)
+    with pytest.raises(CorruptStore, match="uneven columns"):
+        decode(changed(entry, **{column: None}))
+
+
+@pytest.mark.parametrize("column", ["producer_id", "producer_epoch", "base_sequence"])
+def test_some_columns_of_producers_without_the_others_are_corrupt(column: str) -> None:
+    entry = wal_entry(1, producers=[Producer(7, 0, 0)])
     with pytest.raises(CorruptStore, match="uneven columns"):
         decode(changed(entry, **{column: None}))
 
