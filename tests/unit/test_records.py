@@ -127,6 +127,8 @@ def test_no_batch_at_all_is_refused() -> None:
         ({"attributes": -0x8000}, InvalidRecords),
         ({"max_timestamp": -2}, InvalidTimestamp),
         ({"max_timestamp": -(2**63)}, InvalidTimestamp),
+        ({"base_timestamp": -2}, InvalidTimestamp),
+        ({"base_timestamp": -(2**63), "max_timestamp": -1}, InvalidTimestamp),
         ({"producer_id": 1, "producer_epoch": 0, "base_sequence": -1}, InvalidRecords),
         ({"producer_id": 1, "producer_epoch": -1, "base_sequence": 0}, InvalidRecords),
         ({"records": 2}, InvalidRecords),
@@ -155,7 +157,6 @@ def test_malformed_batches_are_refused_for_the_right_reason(
         {"base_timestamp": 2_000_000_000_000},
         {"producer_id": 2**63 - 1, "producer_epoch": 32767, "base_sequence": 2**31 - 1},
         {"producer_id": -1, "producer_epoch": 0, "base_sequence": 0},
-        {"attributes": 4, "records": 2**31 - 1},
     ],
     ids=str,
 )
@@ -163,6 +164,42 @@ def test_what_kafka_takes_is_taken(fields: dict[str, int]) -> None:
     """Sarama leaves the maximum timestamp unset and, without idempotence, epoch and sequence at 0."""
     (batch,) = split_batches(build_batch(**fields))  # type: ignore[arg-type]  # none of them is the body
     assert {name: getattr(batch, name.replace("timestamp", "timestamp_ms")) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("code", "compressed_bytes", "records"),
+    [
+        (4, 774_959, 1_000_000),  # zstd -3
+        (4, 1_194_506, 1_000_000),  # zstd -19
+        (4, 39_839, 100_000),  # zstd -5, the densest found
+        (1, 1_397_913, 1_000_000),  # gzip -9
+        (3, 4_001_807, 1_000_000),  # lz4 -1
+        (4, 2**20, 2**24),
+    ],
+)
+def test_compressed_batches_may_be_dense(code: int, compressed_bytes: int, records: int) -> None:
+    """Sizes are those of empty records with offset deltas 0, 1, 2 …, as the named tools compress them."""
+    (batch,) = split_batches(build_batch(bytes(compressed_bytes), attributes=code, records=records))
+    assert batch.records == records
+
+
+@pytest.mark.parametrize(
+    ("code", "body_bytes", "records"),
+    [
+        (1, 1, 2**31 - 1),
+        (2, 1, 2**31 - 1),
+        (3, 1, 2**31 - 1),
+        (4, 1, 2**31 - 1),
+        (4, 100, 6_401),
+        (4, 2**20, 2**24 + 1),
+    ],
+)
+def test_a_count_of_records_that_no_client_reaches_is_refused(
+    code: int, body_bytes: int, records: int
+) -> None:
+    """Offsets are given out by it: 62 bytes could use up 2^31 of them."""
+    with pytest.raises(InvalidRecords):
+        split_batches(build_batch(bytes(body_bytes), attributes=code, records=records))
 
 
 @pytest.mark.parametrize(
