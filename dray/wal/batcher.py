@@ -11,16 +11,17 @@ metadata store's limits together with their references, record and marker.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from dray.errors import TooLarge
 from dray.index.entry import Producer
-from dray.metadata.store import Limits
+from dray.metadata.store import MAX_ENTRY_RECORDS, Limits
 
 # What an index entry takes besides its batches: ids, path, counters, the names of entry and reference.
 ENTRY_BYTES = 512
-# What a batch adds to it: seven varints, the timestamps among them.
-BATCH_BYTES = 48
+# What a batch adds to it: seven varints, of which timestamps and producer id can take ten bytes each.
+BATCH_BYTES = 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,23 @@ class PendingBatch:
     producer: Producer | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
-    """Batches of one stream that one caller wrote together, and the caller's own handle."""
+    """Batches of one stream that one caller wrote together, and the caller's own handle.
+
+    `batches` is emptied once they are in an object; the rest stays true.
+    """
 
     batches: Sequence[PendingBatch]
     handle: Any
+    stream_id: int = field(init=False)
+    records: int = field(init=False)
+    size_bytes: int = field(init=False)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(batch.data) for batch in self.batches)
+    def __post_init__(self) -> None:
+        self.stream_id = self.batches[0].stream_id
+        self.records = sum(batch.records for batch in self.batches)
+        self.size_bytes = sum(len(batch.data) for batch in self.batches)
 
 
 class SegmentBatcher:
@@ -57,23 +65,24 @@ class SegmentBatcher:
         self._clear()
 
     def fits(self, pending: Pending) -> bool:
-        """Whether it may join the buffer. An empty one takes anything."""
+        """Whether it may join the buffer. An empty one takes whatever `check_pending` lets through."""
         if not self._pending:
             return True
-        streams = self._streams | {batch.stream_id for batch in pending.batches}
+        streams = len(self._records) + (pending.stream_id not in self._records)
         batches = self._batches + len(pending.batches)
         return (
             self._bytes + pending.size_bytes <= self._target_bytes
             # An entry and a reference per stream, the record, the marker.
-            and self._limits.operations(len(streams), len(streams) + 1, 1) <= self._limits.max_operations
-            and len(streams) * ENTRY_BYTES + batches * BATCH_BYTES <= self._limits.max_bytes
+            and self._limits.operations(streams, streams + 1, 1) <= self._limits.max_operations
+            and index_bytes(streams, batches) <= self._limits.max_bytes
+            and self._records.get(pending.stream_id, 0) + pending.records <= MAX_ENTRY_RECORDS
         )
 
     def add(self, pending: Pending, now_ms: float) -> None:
         if not self._pending:
             self._first_ms = now_ms
         self._pending.append(pending)
-        self._streams.update(batch.stream_id for batch in pending.batches)
+        self._records[pending.stream_id] = self._records.get(pending.stream_id, 0) + pending.records
         self._batches += len(pending.batches)
         self._bytes += pending.size_bytes
 
@@ -95,7 +104,21 @@ class SegmentBatcher:
 
     def _clear(self) -> None:
         self._pending: list[Pending] = []
-        self._streams: set[int] = set()
+        self._records: dict[int, int] = {}  # by stream
         self._batches = 0
         self._bytes = 0
         self._first_ms = 0.0
+
+
+def index_bytes(streams: int, batches: int) -> int:
+    """What the entries and records of an object take in an append, at most."""
+    return streams * ENTRY_BYTES + batches * BATCH_BYTES
+
+
+def check_pending(pending: Pending, limits: Limits) -> None:
+    """Raise `TooLarge` for what would not fit into one append even alone: retrying it is no use."""
+    if pending.records > MAX_ENTRY_RECORDS:
+        raise TooLarge("records written at once", pending.records, MAX_ENTRY_RECORDS)
+    needed = index_bytes(1, len(pending.batches))
+    if needed > limits.max_bytes:
+        raise TooLarge("bytes of index for one write", needed, limits.max_bytes)

@@ -8,11 +8,13 @@ the marker away. Every step may be repeated, by anybody: a collector that dies i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
-from dray.errors import VersionConflict
+from dray.errors import DrayError, VersionConflict
 from dray.metadata.store import Expect, MetadataStore, Record
 from dray.objectstore.store import ObjectInfo, ObjectStore
 from dray.wal.format import object_id_of, objects_of_domain
@@ -28,16 +30,19 @@ from dray.wal.objects import (
     record_key,
 )
 
+log = logging.getLogger(__name__)
+
 PAGE = 500
 
 
 @dataclass(slots=True)
 class Collected:
-    """What one round did."""
+    """What one round did. What failed is logged, left as it is, and tried again by the next round."""
 
     objects_deleted: int = 0
     markers_removed: int = 0
     fences_removed: int = 0
+    failed: int = 0
 
 
 class OrphanCollector:
@@ -49,16 +54,17 @@ class OrphanCollector:
         """Deal with markers that are older than any seal, upload and append may take."""
         done = Collected()
         async for found in self._pages(domain, STAGING):
-            marker = decode_marker(found.key, found.value)
-            if now_ms - marker.created_at_ms < older_than_ms:
-                continue
-            record = ObjectRecord(State.FENCED, marker.path, marker.size_bytes, now_ms)
-            if await self._fenced(domain, marker.object_id, record):
-                await self._objects.delete(marker.path)
-                done.objects_deleted += 1
-            # Last: as long as it is there, the object can be found.
-            await self._metadata.delete(domain, found.key)
-            done.markers_removed += 1
+            with _one_at_a_time(found.key, done):
+                marker = decode_marker(found.key, found.value)
+                if now_ms - marker.created_at_ms < older_than_ms:
+                    continue
+                record = ObjectRecord(State.FENCED, marker.path, marker.size_bytes, now_ms)
+                if await self._fenced(domain, marker.object_id, record):
+                    await self._objects.delete(marker.path)
+                    done.objects_deleted += 1
+                # Last: as long as it is there, the object can be found.
+                await self._metadata.delete(domain, found.key)
+                done.markers_removed += 1
         return done
 
     async def collect_unmarked(self, domain: int, zone: str, now_ms: int, older_than_ms: int) -> Collected:
@@ -71,25 +77,37 @@ class OrphanCollector:
             object_id = object_id_of(found.key)
             if object_id is None or now_ms - found.modified_ms < older_than_ms:
                 continue
-            if await self._metadata.get(domain, marker_key(object_id)) is not None:
-                continue  # `collect` will see to it
-            record = ObjectRecord(State.FENCED, found.key, found.size, now_ms)
-            if await self._fenced(domain, object_id, record):
-                await self._objects.delete(found.key)
-                done.objects_deleted += 1
+            with _one_at_a_time(found.key, done):
+                if await self._metadata.get(domain, marker_key(object_id)) is not None:
+                    continue  # `collect` will see to it
+                record = ObjectRecord(State.FENCED, found.key, found.size, now_ms)
+                if await self._fenced(domain, object_id, record):
+                    await self._objects.delete(found.key)
+                    done.objects_deleted += 1
         return done
 
     async def forget_fences(self, domain: int, now_ms: int, older_than_ms: int) -> Collected:
-        """Remove FENCED records, once no append of such an object is conceivable any more."""
+        """Remove FENCED records, once no append of such an object is conceivable any more.
+
+        One with a reference stays: the append has landed on a store where the fence could not keep it out,
+        and the record is all that tells readers that its entries are void.
+        """
         done = Collected()
         async for found in self._pages(domain, OBJECTS):
-            if "-" in found.key:  # a reference
+            name = found.key.rpartition("/")[2]
+            if "-" in name:
                 continue
-            record = decode_record(found.key, found.value)
-            if record.state is State.FENCED and now_ms - record.at_ms >= older_than_ms:
-                await self._objects.delete(record.path)
-                await self._metadata.delete(domain, found.key, found.version)
-                done.fences_removed += 1
+            with _one_at_a_time(found.key, done):
+                record = decode_record(found.key, found.value)
+                if record.state is not State.FENCED or now_ms - record.at_ms < older_than_ms:
+                    continue
+                await self._metadata.barrier(domain)
+                # References are `<id>-…`, so they lie between the record and `<id>.`: one scan, one moment.
+                beside = await self._metadata.scan(domain, OBJECTS, start=name, end=f"{name}.", limit=2)
+                if len(beside) == 1:
+                    await self._objects.delete(record.path)
+                    await self._metadata.delete(domain, found.key, found.version)
+                    done.fences_removed += 1
         return done
 
     async def _fenced(self, domain: int, object_id: UUID, fence: ObjectRecord) -> bool:
@@ -112,7 +130,7 @@ class OrphanCollector:
         while page := await self._metadata.scan(domain, directory, start=start, limit=PAGE):
             for found in page:
                 yield found
-            start = page[-1].key.rpartition("/")[2] + "\\0"
+            start = page[-1].key.rpartition("/")[2] + "\0"
 
     async def _listed(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         after = ""
@@ -120,3 +138,13 @@ class OrphanCollector:
             for found in page:
                 yield found
             after = page[-1].key
+
+
+@contextmanager
+def _one_at_a_time(what: str, done: Collected) -> Iterator[None]:
+    """One that cannot be dealt with must not keep the others."""
+    try:
+        yield
+    except DrayError as error:
+        log.warning("collecting %s: %s", what, error)
+        done.failed += 1

@@ -11,7 +11,8 @@ its record: this writer tries to fence its own object, and either that wins, and
 good, or it finds that the append happened.
 
 Memory is bounded by `max_buffer_bytes` for everything from acceptance to the answer: above it callers wait,
-in the order they came.
+in the order they came. Batches are let go of once they are in their object, so only those being assembled
+are held twice; a caller that keeps its own reference keeps the bytes.
 """
 
 from __future__ import annotations
@@ -23,25 +24,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
 from dray.errors import (
+    AccessDenied,
     CommitUnknown,
     DrayError,
+    InvalidRequest,
     MetadataError,
+    NoSuchNamespace,
     NotCommitted,
     OutcomeUnknown,
+    StoreFull,
     TooLarge,
     Unavailable,
     VersionConflict,
 )
-from dray.index.entry import BatchIndex, IndexEntry, WalChunk, encode, place, sequence_of
+from dray.index.entry import WalChunk, place, sequence_of
 from dray.metadata.store import AppendResult, Delete, Expect, MetadataStore, NewEntry, Put
 from dray.objectstore.store import ObjectStore
-from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher
-from dray.wal.format import ChunkInput, EncodedChunk, EncodedObject, encode_object, object_path
+from dray.wal.assemble import Assembled, Identity, assemble
+from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher, check_pending
+from dray.wal.format import object_path
 from dray.wal.objects import (
     Marker,
     ObjectRecord,
@@ -51,7 +57,6 @@ from dray.wal.objects import (
     encode_record,
     marker_key,
     record_key,
-    reference_key,
 )
 
 log = logging.getLogger(__name__)
@@ -61,8 +66,11 @@ LINGER_MS = 250
 MAX_BUFFER_BYTES = 256 * 2**20
 # Enough to keep a store of 100 ms busy at the target size, few enough for its connection pool.
 MAX_UPLOADS = 4
-# Encoding less than this takes less time than handing it to a thread.
-ENCODE_INLINE_BYTES = 64 * 2**10
+# Assembling less than this, in few batches, takes less time than handing it to a thread.
+INLINE_BYTES = 64 * 2**10
+INLINE_BATCHES = 100
+# What a store says of an append that had no effect and will have none. Of anything else it is found out.
+NO_EFFECT = (Unavailable, TooLarge, StoreFull, InvalidRequest, AccessDenied, NoSuchNamespace)
 # How long to go on asking what became of an append, and how far back to look for its entries.
 SETTLE_S = 15.0
 SETTLE_PAUSE_S = 0.1
@@ -120,6 +128,8 @@ class WalWriter:
         if self._closed:
             raise NotCommitted("the writer is closed")
         pending = Pending(batches, asyncio.get_running_loop().create_future())
+        del batches
+        check_pending(pending, self.metadata.limits)
         if pending.size_bytes > self._max_buffer_bytes:
             raise TooLarge("bytes written at once", pending.size_bytes, self._max_buffer_bytes)
         self._waiting.append((domain, pending))
@@ -147,10 +157,13 @@ class WalWriter:
             domain, pending = self._waiting.popleft()
             if pending.handle.done():  # cancelled while it waited
                 continue
-            self._free_bytes -= pending.size_bytes
             pipeline = self._pipelines.get(domain)
             if pipeline is None:
                 pipeline = self._pipelines[domain] = self._pipeline(self, domain)
+            if pipeline.stopped:
+                pending.handle.set_exception(NotCommitted("the writer was stopped"))
+                continue
+            self._free_bytes -= pending.size_bytes
             pipeline.add(pending)
 
 
@@ -163,17 +176,24 @@ class _Step(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class _Object:
-    id: UUID
-    path: str
-    created_at_ms: int
+    identity: Identity
     pending: list[Pending]
+    size_bytes: int  # of the batches that came in
     step: _Step = _Step.ON_ITS_WAY
-    encoded: EncodedObject | None = None
-    index: list[IndexEntry] = field(default_factory=list)  # one per stream, in the order of the object
+    assembled: Assembled | None = None
 
     @property
-    def size_bytes(self) -> int:
-        return sum(pending.size_bytes for pending in self.pending)
+    def id(self) -> UUID:
+        return self.identity.id
+
+    @property
+    def path(self) -> str:
+        return self.identity.path
+
+    @property
+    def parts(self) -> Assembled:
+        assert self.assembled is not None, "asked for only between assembling and the answer"
+        return self.assembled
 
 
 class _Pipeline:
@@ -190,14 +210,10 @@ class _Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self._committing = False
         self._poked = False
-        self._stopped = False
+        self.stopped = False
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, pending: Pending) -> None:
-        if self._stopped:
-            pending.handle.set_exception(NotCommitted("the writer was stopped"))
-            self._writer.release(pending.size_bytes)
-            return
         if not self._batcher.fits(pending):
             self._seal()
         self._batcher.add(pending, self._now_ms())
@@ -231,7 +247,9 @@ class _Pipeline:
         now_ms = self._writer.wall_clock_ms()
         object_id = self._writer.new_id()
         path = object_path(self._writer.zone, self._domain, now_ms, object_id)
-        sealed = _Object(object_id, path, now_ms, self._batcher.seal())
+        identity = Identity(object_id, path, self._domain, now_ms, self._writer.incarnation)
+        pending = self._batcher.seal()
+        sealed = _Object(identity, pending, sum(each.size_bytes for each in pending))
         self._on_way.append(sealed)
         self._start(self._upload(sealed))
 
@@ -245,92 +263,55 @@ class _Pipeline:
     async def _upload(self, sealed: _Object) -> None:
         try:
             async with self._uploads:
-                await self._encode(sealed)
-                assert sealed.encoded is not None
-                await self._put_marker(sealed, len(sealed.encoded.body))
+                await self._assemble(sealed)
+                await self._put_marker(sealed)
                 await self._put_object(sealed)
             sealed.step = _Step.UPLOADED
-        except BaseException as error:
+        except Exception as error:
             # Nothing of it is committed, and nothing will be: only the append could do that.
+            if not isinstance(error, DrayError):
+                log.exception("object %s could not be made", sealed.path)
             self._fail(sealed, NotCommitted(f"object {sealed.path} was not written: {error!r}"), error)
-            if not isinstance(error, DrayError):  # cancelled, or a bug: its callers are not left waiting
-                self._stop(error)
-                raise
+        except asyncio.CancelledError as cancelled:
+            self._stop(cancelled)
+            raise
         finally:
             self._advance()
 
-    async def _encode(self, sealed: _Object) -> None:
-        by_stream: dict[int, list[PendingBatch]] = {}
-        for pending in sealed.pending:
-            for batch in pending.batches:
-                by_stream.setdefault(batch.stream_id, []).append(batch)
-        chunks = [
-            ChunkInput(
-                stream_id,
-                [batch.data for batch in batches],
-                sum(batch.records for batch in batches),
-                min(batch.min_timestamp_ms for batch in batches),
-                max(batch.max_timestamp_ms for batch in batches),
-            )
-            for stream_id, batches in sorted(by_stream.items())
-        ]
-        if sealed.size_bytes <= ENCODE_INLINE_BYTES:
-            encoded = encode_object(sealed.id, self._domain, sealed.created_at_ms, chunks)
+    async def _assemble(self, sealed: _Object) -> None:
+        batches = sum(len(pending.batches) for pending in sealed.pending)
+        if sealed.size_bytes <= INLINE_BYTES and batches <= INLINE_BATCHES:
+            sealed.assembled = assemble(sealed.identity, sealed.pending)
         else:
-            encoded = await asyncio.to_thread(
-                encode_object, sealed.id, self._domain, sealed.created_at_ms, chunks
-            )
-        sealed.encoded = encoded
-        sealed.index = [
-            self._index_entry(sealed, chunk, placed, by_stream[chunk.stream_id])
-            for chunk, placed in zip(chunks, encoded.chunks, strict=True)
-        ]
+            sealed.assembled = await asyncio.to_thread(assemble, sealed.identity, sealed.pending)
+        for pending in sealed.pending:
+            pending.batches = ()
 
-    def _index_entry(
-        self, sealed: _Object, chunk: ChunkInput, placed: EncodedChunk, batches: Sequence[PendingBatch]
-    ) -> IndexEntry:
-        return IndexEntry(
-            stream_id=chunk.stream_id,
-            records=chunk.records,
-            created_at_ms=sealed.created_at_ms,
-            min_timestamp_ms=chunk.min_timestamp_ms,
-            max_timestamp_ms=chunk.max_timestamp_ms,
-            incarnation=self._writer.incarnation,
-            where=WalChunk(
-                sealed.id,
-                sealed.path,
-                placed.offset,
-                placed.length,
-                tuple(
-                    BatchIndex(b.records, len(b.data), b.min_timestamp_ms, b.max_timestamp_ms, b.producer)
-                    for b in batches
-                ),
-            ),
-        )
-
-    async def _put_marker(self, sealed: _Object, size_bytes: int) -> None:
+    async def _put_marker(self, sealed: _Object) -> None:
         """Before the object, so that one that is never committed can be found."""
-        marker = Marker(sealed.id, sealed.path, size_bytes, sealed.created_at_ms)
+        size = len(sealed.parts.body)
+        marker = Marker(sealed.id, sealed.path, size, sealed.identity.created_at_ms)
         await self._metadata.put(self._domain, marker_key(sealed.id), encode_marker(marker), Expect.ABSENT)
 
     async def _put_object(self, sealed: _Object) -> None:
-        assert sealed.encoded is not None
-        await self._writer.objects.put(sealed.path, sealed.encoded.body)
+        await self._writer.objects.put(sealed.path, sealed.parts.body)
 
     # Committing
 
-    def _stop(self, error: BaseException) -> None:
+    def _stop(self, cancelled: asyncio.CancelledError) -> None:
         """Refuse everything that no append has been sent for, now and later."""
-        self._stopped = True
-        if self._batcher.deadline_ms() is not None:
-            self._on_way.append(_Object(self._writer.new_id(), "", 0, self._batcher.seal()))
+        self.stopped = True
+        refusal = NotCommitted("the writer was stopped")
         for sealed in self._on_way:
             if sealed.step is not _Step.APPENDING:
-                self._fail(sealed, NotCommitted(f"the writer was stopped: {error!r}"), error)
+                self._fail(sealed, refusal, cancelled)
+        left = self._batcher.seal()
+        _refuse(left, refusal, cancelled)
+        self._writer.release(sum(pending.size_bytes for pending in left))
 
     def _advance(self) -> None:
         """Drop what is over, begin the next append, and seal what may be due now."""
-        if self._stopped:
+        if self.stopped:
             return
         while self._on_way and self._on_way[0].step is _Step.OVER:
             self._on_way.popleft()
@@ -343,45 +324,42 @@ class _Pipeline:
 
     def _next_append(self) -> list[_Object]:
         """The objects at the front that are uploaded, as many as fit into one append."""
+        limits = self._metadata.limits
         chosen: list[_Object] = []
+        operations = size = 0
         for sealed in self._on_way:
             if sealed.step is _Step.OVER:
                 continue
             if sealed.step is not _Step.UPLOADED:
                 break
-            try:
-                self._metadata.limits.check(*self._operations([*chosen, sealed]))
-            except TooLarge:
-                if chosen:
-                    break
+            parts = sealed.parts
+            operations += limits.operations(len(parts.entries), len(parts.puts), len(parts.deletes))
+            size += limits.size(parts.entries, parts.puts, parts.deletes)
+            if chosen and (operations > limits.max_operations or size > limits.max_bytes):
+                break
             chosen.append(sealed)
         return chosen
 
     def _operations(self, chosen: Sequence[_Object]) -> tuple[list[NewEntry], list[Put], list[Delete]]:
-        entries, puts, deletes = [], [], []
-        for sealed in chosen:
-            assert sealed.encoded is not None
-            record = ObjectRecord(
-                State.COMMITTED, sealed.path, len(sealed.encoded.body), sealed.created_at_ms
-            )
-            puts.append(Put(record_key(sealed.id), encode_record(record), Expect.ABSENT))
-            for entry in sealed.index:
-                assert isinstance(entry.where, WalChunk)
-                sequence, size = sequence_of(entry.stream_id), entry.where.chunk_length
-                entries.append(NewEntry(sequence, entry.records, size, encode(entry)))
-                puts.append(Put(reference_key(sealed.id, entry.stream_id), b""))
-            deletes.append(Delete(marker_key(sealed.id)))
-        return entries, puts, deletes
+        return (
+            [entry for sealed in chosen for entry in sealed.parts.entries],
+            [put for sealed in chosen for put in sealed.parts.puts],
+            [delete for sealed in chosen for delete in sealed.parts.deletes],
+        )
 
     async def _commit(self, chosen: list[_Object]) -> None:
         for sealed in chosen:
             sealed.step = _Step.APPENDING
         try:
             await self._append(chosen)
-        except BaseException as error:  # cancelled, or a bug: its callers are not left waiting
+        except Exception as error:  # a bug: its callers are not left waiting
+            log.exception("append in domain %d", self._domain)
             for sealed in chosen:
                 self._fail(sealed, CommitUnknown(f"the append was interrupted: {error!r}"), error)
-            self._stop(error)
+        except asyncio.CancelledError as cancelled:
+            for sealed in chosen:
+                self._fail(sealed, CommitUnknown("the writer was stopped during an append"), cancelled)
+            self._stop(cancelled)
             raise
         finally:
             self._committing = False
@@ -397,12 +375,12 @@ class _Pipeline:
                 for sealed in fenced or chosen:
                     self._fail(sealed, NotCommitted(f"object {sealed.path} was fenced"), conflict)
                 chosen = [s for s in chosen if s.step is not _Step.OVER]
-            except OutcomeUnknown as unknown:
-                await self._settle(chosen, unknown)
-                return
-            except MetadataError as error:
+            except NO_EFFECT as error:
                 for sealed in chosen:
                     self._fail(sealed, NotCommitted(f"the append failed: {error}"), error)
+                return
+            except MetadataError as unknown:  # also an answer that nobody understands
+                await self._settle(chosen, unknown)
                 return
             else:
                 self._acknowledge(chosen, result)
@@ -414,15 +392,15 @@ class _Pipeline:
         for sealed in chosen:
             committed = next(versions) is not None
             starts = {}
-            for entry in sealed.index:
-                starts[entry.stream_id] = next(ends).position.end_records - entry.records
+            for stream_id, entry in zip(sealed.parts.streams, sealed.parts.entries, strict=True):
+                starts[stream_id] = next(ends).position.end_records - entry.records
                 next(versions)
             if committed:
                 self._answer(sealed, starts)
             else:  # its entries have landed, but an object that is fenced is void for everybody
                 self._fail(sealed, NotCommitted(f"object {sealed.path} was fenced"), None)
 
-    async def _settle(self, chosen: list[_Object], unknown: OutcomeUnknown) -> None:
+    async def _settle(self, chosen: list[_Object], unknown: MetadataError) -> None:
         """Find out what became of an append, or see to it that nothing does."""
         log.warning("append of %d objects in domain %d: %s", len(chosen), self._domain, unknown)
         deadline = self._loop.time() + self._writer.settle_s
@@ -439,10 +417,7 @@ class _Pipeline:
 
     async def _settled(self, sealed: _Object, deadline: float) -> dict[int, int] | None:
         """Where the object's entries start, or None if it is void. Raises when time is up."""
-        assert sealed.encoded is not None
-        fence = ObjectRecord(
-            State.FENCED, sealed.path, len(sealed.encoded.body), self._writer.wall_clock_ms()
-        )
+        fence = ObjectRecord(State.FENCED, sealed.path, len(sealed.parts.body), self._writer.wall_clock_ms())
         key = record_key(sealed.id)
         while True:
             try:
@@ -454,7 +429,9 @@ class _Pipeline:
                 if record is not None and decode_record(key, record.value).state is State.FENCED:
                     return None  # by a collector, or by an earlier try of ours
                 if record is not None:
-                    return {e.stream_id: await self._find_start(e.stream_id, sealed.id) for e in sealed.index}
+                    return {
+                        stream: await self._find_start(stream, sealed.id) for stream in sealed.parts.streams
+                    }
             except (Unavailable, OutcomeUnknown):
                 if self._loop.time() >= deadline:
                     raise
@@ -477,25 +454,27 @@ class _Pipeline:
 
     def _answer(self, sealed: _Object, starts: dict[int, int]) -> None:
         for pending in sealed.pending:
-            stream_id = pending.batches[0].stream_id
-            start = starts[stream_id]
-            starts[stream_id] = end = start + sum(batch.records for batch in pending.batches)
+            start = starts[pending.stream_id]
+            starts[pending.stream_id] = end = start + pending.records
             if not pending.handle.done():
                 pending.handle.set_result(Committed(start, end))
         self._over(sealed)
 
     def _fail(self, sealed: _Object, error: DrayError, cause: BaseException | None) -> None:
-        if sealed.step is _Step.OVER:
-            return
-        for pending in sealed.pending:
-            if not pending.handle.done():
-                failure = type(error)(*error.args)  # each caller raises its own
-                failure.__cause__ = cause
-                pending.handle.set_exception(failure)
-        self._over(sealed)
+        if sealed.step is not _Step.OVER:
+            _refuse(sealed.pending, error, cause)
+            self._over(sealed)
 
     def _over(self, sealed: _Object) -> None:
         sealed.step = _Step.OVER
         self._writer.release(sealed.size_bytes)
         sealed.pending = []
-        sealed.encoded = None
+        sealed.assembled = None
+
+
+def _refuse(refused: Sequence[Pending], error: DrayError, cause: BaseException | None) -> None:
+    for pending in refused:
+        if not pending.handle.done():
+            failure = type(error)(*error.args)  # each caller raises its own
+            failure.__cause__ = cause
+            pending.handle.set_exception(failure)

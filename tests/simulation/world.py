@@ -92,6 +92,7 @@ class World:
         self.data = MemoryData()
         self.objects = MemoryObjects(clock_ms=self.now_ms)
         self.history: list[MemoryData] = []  # before each write, oldest first
+        self.violations: list[str] = []  # what the stores saw that may not be
         self._late: set[asyncio.Task[None]] = set()
 
     def now_ms(self) -> int:
@@ -206,6 +207,7 @@ class SimulatedMetadata:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._real = MemoryStore(machine.world.data, conditions_abort=False)
+        self._appending = False
 
     async def get(self, domain: int, key: str) -> Record | None:
         return await self._machine.read(lambda store: store.get(domain, key))
@@ -231,7 +233,13 @@ class SimulatedMetadata:
         deletes: Sequence[Delete] = (),
     ) -> AppendResult:
         self.limits.check(entries, puts, deletes)
-        return await self._machine.write(lambda: self._real.append(domain, entries, puts, deletes))
+        if self._appending:
+            self._machine.world.violations.append("two appends of one machine are in flight (protocol 3)")
+        self._appending = True
+        try:
+            return await self._machine.write(lambda: self._real.append(domain, entries, puts, deletes))
+        finally:
+            self._appending = False
 
     async def ceiling(self, domain: int, sequence: str, n: int) -> Entry | None:
         return await self._machine.read(lambda store: store.ceiling(domain, sequence, n))
