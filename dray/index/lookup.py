@@ -165,8 +165,7 @@ class OffsetIndex:
             if fresh or attempt > 0 or self._may_have_forgotten(stream_id):
                 await self._store.barrier(domain)
             began = self._cache.now()
-            page = await self._store.entries(domain, sequence_of(stream_id), 1, MAX_TRUNCATED_ENTRIES)
-            stored = _place(stream_id, page)
+            stored = await self._read_front(domain, stream_id)
             if not stored and self._told_of(stream_id).end == NOTHING:
                 return 0
             first = live(stored)[0] if stored else None
@@ -175,6 +174,18 @@ class OffsetIndex:
                 self._cache.learn_log_start(domain, began, stream_id, log_start, stored)
                 return log_start
         raise _torn(stream_id, 0)
+
+    async def _read_front(self, domain: int, stream_id: int) -> list[Placed]:
+        """The first entries: as many as a truncation may cover, and on to the one that covers offset 0."""
+        stored: list[Placed] = []
+        at, limit = 1, MAX_TRUNCATED_ENTRIES
+        while len(stored) < MAX_RUN_ENTRIES:
+            page = _place(stream_id, await self._store.entries(domain, sequence_of(stream_id), at, limit))
+            stored += page
+            if len(page) < limit or any(placed.start_offset == 0 for placed in page):
+                break
+            at, limit = page[-1].end_offset + 1, PAGE_ENTRIES
+        return stored
 
     def _told_of(self, stream_id: int) -> Told:
         return self._told.get(stream_id, NOTHING_TOLD)

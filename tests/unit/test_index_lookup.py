@@ -208,6 +208,19 @@ async def test_an_interrupted_compaction_leaves_the_log_start(world: World) -> N
     assert await world.index.log_start(STREAM) == 5
 
 
+@pytest.mark.parametrize("entries", [130, 300, 2_000])
+@pytest.mark.parametrize("deleted", [1, 100])
+async def test_a_compaction_whose_deletes_have_begun_leaves_the_log_start(
+    world: World, entries: int, deleted: int
+) -> None:
+    """The entry that covers offset 0 stands behind all that are not deleted yet."""
+    positions = await world.append(*[wal_entry(1)] * entries)
+    await world.append(wal_entry(1))
+    await world.swap(positions[-1], parquet_entry(entries), *positions[:deleted])
+    assert await world.index.log_start(STREAM) == 0
+    assert world.store.barriers == 0
+
+
 async def test_what_was_told_never_goes_back(world: World) -> None:
     a, b = await world.append(wal_entry(2), wal_entry(2))
     before = world.store.moment()
