@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from uuid import UUID
 
 import pytest
 
 from dray.config import load_settings
-from dray.errors import NotCommitted, ObjectStoreUnavailable, TooLarge
+from dray.errors import CorruptStore, NotCommitted, ObjectStoreUnavailable, TooLarge
 from dray.index.entry import WalChunk, place_all, sequence_of
 from dray.metadata.memory import MemoryStore
-from dray.metadata.store import Limits
+from dray.metadata.store import AppendResult, Expect, Expectation, Limits, Put
 from dray.objectstore.memory import MemoryObjectStore
 from dray.objectstore.store import Body
 from dray.wal import writer as writer_module
+from dray.wal.assemble import Assembled, Identity, assemble
 from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher
 from dray.wal.format import decode_object
-from dray.wal.objects import OBJECTS, STAGING
+from dray.wal.objects import (
+    OBJECTS,
+    STAGING,
+    Marker,
+    ObjectRecord,
+    State,
+    encode_marker,
+    encode_record,
+    marker_key,
+    record_key,
+    reference_key,
+)
+from dray.wal.orphans import OrphanCollector
 from dray.wal.writer import Committed, WalWriter
+from tests.batches import build_batch
 from tests.pending import pending
 
 D = 2
@@ -249,6 +265,116 @@ async def test_closing_commits_what_was_accepted(metadata: MemoryStore) -> None:
     assert all(done.start_offset == 0 for done in await asyncio.gather(*writes))
     with pytest.raises(NotCommitted):
         await writer.write(D, pending(1))
+
+
+def built(stream: int, low: int, high: int, records: int = 1) -> list[PendingBatch]:
+    return [PendingBatch(stream, memoryview(build_batch()), records, low, high)]
+
+
+async def test_timestamps_of_two_clients_may_be_worlds_apart(metadata: MemoryStore) -> None:
+    writer = WalWriter(metadata, MemoryObjectStore(), zone="z", incarnation="00" * 16)
+    writes = [writer.write(D, built(1, -1, -1)), writer.write(D, built(1, 0, 2**63 - 1))]
+    assert [done.start_offset for done in await asyncio.gather(*writes)] == [0, 1]
+    [placed] = place_all(await metadata.entries(D, sequence_of(1), 0, 10))
+    assert isinstance(placed.entry.where, WalChunk)
+    assert [batch.max_timestamp_ms for batch in placed.entry.where.batches] == [-1, 2**63 - 1]
+    await writer.close()
+
+
+async def test_counts_that_do_not_fit_one_entry_go_into_several_objects(metadata: MemoryStore) -> None:
+    writer = WalWriter(metadata, MemoryObjectStore(), zone="z", incarnation="00" * 16)
+    writes = [writer.write(D, built(1, 0, 0, records=2**31 - 1)) for _ in range(3)]
+    starts = [done.start_offset for done in await asyncio.gather(*writes)]
+    assert starts == [n * (2**31 - 1) for n in range(3)]
+    await writer.close()
+
+
+async def test_an_object_that_cannot_be_made_fails_alone(
+    metadata: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_for_stream_7(identity: Identity, sealed: Sequence[Pending]) -> Assembled:
+        if any(each.stream_id == 7 for each in sealed):
+            raise ZeroDivisionError
+        return assemble(identity, sealed)
+
+    monkeypatch.setattr(writer_module, "assemble", breaks_for_stream_7)
+    writer = WalWriter(metadata, MemoryObjectStore(), zone="z", incarnation="00" * 16)
+    with pytest.raises(NotCommitted):
+        await writer.write(D, pending(7))
+    assert (await writer.write(D, pending(1))).start_offset == 0
+    assert writer._free_bytes == writer_module.MAX_BUFFER_BYTES
+    await writer.close()
+
+
+async def test_an_answer_that_nobody_understands_is_not_taken_for_a_failure() -> None:
+    class Garbled(MemoryStore):
+        async def append(self, *arguments: Any) -> AppendResult:
+            await super().append(*arguments)
+            raise CorruptStore("the append was applied, and then answered with nonsense")
+
+        async def put(self, domain: int, key: str, value: bytes, expect: Expectation = Expect.ANY) -> int:
+            result = await MemoryStore.append(self, domain, (), (Put(key, value, expect),))
+            assert result.puts[0] is not None
+            return result.puts[0]
+
+    writer = WalWriter(Garbled(), MemoryObjectStore(), zone="z", incarnation="00" * 16)
+    assert (await writer.write(D, pending(1))).start_offset == 0
+    await writer.close()
+
+
+async def test_batches_are_let_go_of_once_they_are_in_an_object(writer: WalWriter, slow: SlowObjects) -> None:
+    write = start(writer, pending(1))
+    await slow.wait_for(1)
+    assert [each.batches for each in writer._pipelines[D]._on_way[0].pending] == [()]
+    slow.gates[0].set_result(None)
+    await write
+
+
+async def test_thousands_of_waiting_callers_hear_that_the_writer_was_stopped(
+    writer: WalWriter, slow: SlowObjects
+) -> None:
+    writes = [start(writer, pending(1)) for _ in range(3_000)]
+    await slow.wait_for(1)
+    for task in writer._pipelines[D]._tasks:
+        task.cancel()
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {NotCommitted}
+
+
+async def test_a_write_that_fits_no_append_is_refused_before_anything_is_stored(
+    metadata: MemoryStore,
+) -> None:
+    objects = MemoryObjectStore()
+    writer = WalWriter(metadata, objects, zone="z", incarnation="00" * 16)
+    tiny = built(1, 0, 0) * (metadata.limits.max_bytes // 50)
+    with pytest.raises(TooLarge):
+        await writer.write(D, tiny)
+    assert await objects.list() == []
+    await writer.close()
+
+
+class TestOrphans:
+    async def test_one_that_cannot_be_read_does_not_keep_the_others(self, metadata: MemoryStore) -> None:
+        objects, now_ms = MemoryObjectStore(), 10**6
+        await metadata.put(D, f"{STAGING}/000", b"rubbish")
+        marker = Marker(UUID(int=5), "wal/v1/x.wo", 10, 0)
+        await metadata.put(D, marker_key(marker.object_id), encode_marker(marker))
+        await objects.put(marker.path, b"orphan")
+        done = await OrphanCollector(metadata, objects).collect(D, now_ms, 0)
+        assert (done.failed, done.objects_deleted, done.markers_removed) == (1, 1, 1)
+        assert await objects.list() == []
+
+    async def test_a_fence_stays_as_long_as_entries_refer_to_its_object(self, metadata: MemoryStore) -> None:
+        collector = OrphanCollector(metadata, MemoryObjectStore())
+        kept, gone = UUID(int=1), UUID(int=2)
+        fence = encode_record(ObjectRecord(State.FENCED, "wal/v1/x.wo", 1, 0))
+        for object_id in (kept, gone):
+            await metadata.put(D, record_key(object_id), fence)
+        await metadata.put(D, reference_key(kept, 9), b"")
+        assert (await collector.forget_fences(D, 10**6, 0)).fences_removed == 1
+        assert await metadata.get(D, record_key(kept)) is not None
+        await metadata.delete(D, reference_key(kept, 9))
+        assert (await collector.forget_fences(D, 10**6, 0)).fences_removed == 1
 
 
 def test_the_settings_are_the_defaults_of_the_writer() -> None:
