@@ -1,16 +1,22 @@
-"""The pure parts of the object stores: health, pauses, ranges, URLs."""
+"""What object stores are made of: health, pauses, ranges, URLs, threads."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dray.errors import InvalidObjectRequest
+from dray.errors import InvalidObjectRequest, ObjectStoreUnavailable
 from dray.objectstore.health import Health, HealthTracker
 from dray.objectstore.opening import FileUrl, S3Url, parse_objects_url
 from dray.objectstore.s3_client import pause
 from dray.objectstore.store import cut, merge_ranges
+from dray.objectstore.threads import ThreadPool
 
 MIB = 2**20
 
@@ -170,3 +176,55 @@ def test_urls_mean_what_they_say(url: str, parsed: object) -> None:
 def test_bad_urls_are_refused(url: str, complaint: str) -> None:
     with pytest.raises(InvalidObjectRequest, match=complaint):
         parse_objects_url(url)
+
+
+class Body:
+    """What a put holds in memory."""
+
+
+@pytest.mark.parametrize("how", ["timed out", "cancelled"])
+async def test_calls_given_up_while_all_threads_hang_hold_nothing(how: str) -> None:
+    """Otherwise memory grows for as long as a file system hangs."""
+    pool = ThreadPool("test", 2)
+    gate = threading.Event()
+    bodies: list[weakref.ref[Body]] = []
+
+    def hanging() -> Callable[[threading.Event], object]:
+        body = Body()
+        bodies.append(weakref.ref(body))
+        return lambda _: (gate.wait(), body)
+
+    async def call() -> None:
+        await pool.run(hanging(), 0.05 if how == "timed out" else 60)
+
+    try:
+        for _ in range(3):
+            calls = [asyncio.create_task(call()) for _ in range(10)]
+            if how == "cancelled":
+                await asyncio.sleep(0)
+                assert all(each.cancel() for each in calls)
+            await asyncio.wait(calls)
+            assert all(each.cancelled() or isinstance(each.exception(), TimeoutError) for each in calls)
+            del calls
+        gc.collect()
+        assert len(bodies) == 30
+        assert sum(body() is not None for body in bodies) <= 2
+    finally:
+        gate.set()
+    assert await pool.run(lambda _: "works", 60) == "works"
+    await pool.close()
+
+
+async def test_a_call_that_waits_for_a_thread_ends_when_the_pool_is_closed() -> None:
+    pool = ThreadPool("test", 1)
+    gate = threading.Event()
+    first = asyncio.create_task(pool.run(lambda _: gate.wait(), 60))
+    second = asyncio.create_task(pool.run(lambda _: True, 60))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(pool.close())
+    await asyncio.sleep(0)
+    gate.set()
+    await closing
+    assert await first
+    with pytest.raises(ObjectStoreUnavailable, match="closed"):
+        await second
