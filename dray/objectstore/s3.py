@@ -71,6 +71,8 @@ PAGE = 1000  # what S3 lists or deletes in one request
 CLEANING_S = 2.0  # how long closing waits for the parts of given-up puts to be removed
 STEP_BYTES = 1024 * 1024  # read between two looks at whether anybody still waits
 MARK = "dray-put"
+# Some servers answer so to the deletion of what is not there, where S3 answers like to any other.
+ABSENT = "NoSuchKey"
 CONTENT_TYPE = "application/octet-stream"
 
 
@@ -165,7 +167,15 @@ class S3ObjectStore:
 
     async def delete(self, key: str) -> None:
         name = self._name(key)
-        await self._client.write(lambda boto, _: boto.delete_object(Bucket=self._bucket, Key=name))
+
+        def request(boto: Boto, _: threading.Event) -> None:
+            try:
+                boto.delete_object(Bucket=self._bucket, Key=name)
+            except ClientError as error:
+                if error_code(error) != ABSENT:
+                    raise
+
+        await self._client.write(request)
 
     async def delete_many(self, keys: Sequence[str]) -> dict[str, ObjectStoreError]:
         names = {self._name(key): key for key in keys}
@@ -322,6 +332,8 @@ class S3ObjectStore:
                 Bucket=self._bucket, Delete={"Objects": [{"Key": name} for name in left], "Quiet": True}
             )
             for refused in answer.get("Errors", []):
+                if refused.get("Code") == ABSENT:
+                    continue
                 reason: Any = {"Error": {"Code": refused.get("Code"), "Message": refused.get("Message")}}
                 failed[refused["Key"]] = self._client.translate(ClientError(reason, "DeleteObjects"))
             left[:] = failed
@@ -370,7 +382,7 @@ def _missing(key: str) -> Iterator[None]:
         yield
     except ClientError as error:
         # Not by its status: other things can be missing too.
-        if error_code(error) in ("NoSuchKey", "NotFound", "404"):
+        if error_code(error) in (ABSENT, "NotFound", "404"):
             raise ObjectNotFound(key) from None
         raise
 

@@ -297,6 +297,28 @@ async def test_keys_that_a_batched_delete_could_not_remove_are_named(
     assert isinstance(failed["b"], ObjectStoreDenied)
 
 
+async def test_absent_keys_count_as_deleted_where_the_server_calls_them_missing(
+    store: ObjectStore, front: Front, prefix: str
+) -> None:
+    """S3 answers 204; Google's, among others, 404 with this code. A missing bucket is still an error."""
+    front.spoil("DELETE", answer(404, "NoSuchKey"))
+    await store.delete("k")
+    front.spoil("DELETE", answer(404, "NoSuchBucket"))
+    with pytest.raises(ObjectStoreMisconfigured):
+        await store.delete("k")
+
+    async def missing_and_denied(_: Forward) -> bytes:
+        errors = "".join(
+            f"<Error><Key>{prefix}/{key}</Key><Code>{code}</Code><Message>no</Message></Error>"
+            for key, code in (("a", "NoSuchKey"), ("b", "AccessDenied"))
+        )
+        body = f"<DeleteResult>{errors}</DeleteResult>".encode()
+        return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    front.spoil("POST", missing_and_denied)
+    assert list(await store.delete_many(["a", "b"])) == ["b"]
+
+
 async def test_near_ranges_are_one_request_and_far_ones_several(store: ObjectStore, front: Front) -> None:
     await store.put("k", bytes(3 * 2**20))
     front.requests.clear()
