@@ -113,7 +113,7 @@ class WalChunk(_message.Message):
     def batch_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def batch_min_timestamp(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Relative to min_timestamp_ms of the entry."""
+        """Relative to min_timestamp_ms of the entry, modulo 2^64."""
 
     @_builtins.property
     def batch_max_timestamp(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
