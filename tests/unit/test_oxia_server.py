@@ -214,7 +214,11 @@ def oxia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OxiaServer]:
 
 @pytest.fixture(scope="session")
 async def client(oxia: OxiaServer) -> AsyncIterator[Client]:
-    client = Client(oxia.address)
+    """Of the server that leads the shard: in a cluster that need not be the one whose address was given."""
+    first = Client(oxia.address)
+    assigned = (await anext(first.assignments())).namespaces["default"].assignments
+    await first.channel.close()
+    client = Client(next(a.leader for a in assigned if a.shard == SHARD))
     yield client
     await client.channel.close()
 
