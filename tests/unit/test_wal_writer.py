@@ -10,7 +10,16 @@ from uuid import UUID
 import pytest
 
 from dray.config import load_settings
-from dray.errors import CorruptStore, NotCommitted, ObjectStoreUnavailable, TooLarge
+from dray.errors import (
+    CorruptStore,
+    NotCommitted,
+    ObjectStoreDenied,
+    ObjectStoreError,
+    ObjectStoreFull,
+    ObjectStoreMisconfigured,
+    ObjectStoreUnavailable,
+    TooLarge,
+)
 from dray.index.entry import WalChunk, place_all, sequence_of
 from dray.metadata.memory import MemoryStore
 from dray.metadata.store import AppendResult, Expect, Expectation, Limits, Put
@@ -351,6 +360,35 @@ async def test_a_write_that_fits_no_append_is_refused_before_anything_is_stored(
         await writer.write(D, tiny)
     assert await objects.list() == []
     await writer.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ObjectStoreFull("no space left"),
+        ObjectStoreDenied("the credentials have expired"),
+        ObjectStoreMisconfigured("the bucket is gone"),
+        ObjectStoreMisconfigured("the clock is off"),
+        ObjectStoreUnavailable("no answer"),
+    ],
+    ids=str,
+)
+async def test_trouble_with_the_object_store_loses_nothing_and_leaves_nothing(
+    writer: WalWriter, slow: SlowObjects, metadata: MemoryStore, error: ObjectStoreError
+) -> None:
+    write = start(writer, pending(1))
+    await slow.wait_for(1)
+    slow.gates[0].set_exception(error)
+    with pytest.raises(NotCommitted) as caught:
+        await write
+    assert caught.value.__cause__ is error  # says which setting, or what to do
+    assert await metadata.tail(D, sequence_of(1)) is None
+    await OrphanCollector(metadata, slow).collect(D, 10**15, 0)
+    assert await metadata.scan(D, STAGING, limit=10) == []
+    again = start(writer, pending(1))
+    await slow.wait_for(2)
+    slow.gates[1].set_result(None)
+    assert (await again).start_offset == 0
 
 
 class TestOrphans:
