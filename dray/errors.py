@@ -2,6 +2,8 @@
 
 DrayError
 ├── ConfigError              fix the setting it names; nothing was opened
+├── MalformedRequest         close the connection: what follows cannot be told apart
+├── UnsupportedRequest       there is no such API, or not in this version
 ├── InvalidBatch             refuse what the client sent; nothing of it was stored
 │   ├── CorruptBatch         it was damaged on the way, or never was a record batch
 │   ├── LegacyBatch          the client speaks a message format from before Kafka 0.11
@@ -46,6 +48,24 @@ class ConfigError(DrayError):
         self.setting = setting
         self.value = value
         self.expected = expected
+
+
+class MalformedRequest(DrayError):
+    """Bytes that are not a Kafka request. `at` is the byte of the request where that shows."""
+
+    def __init__(self, problem: str, at: int) -> None:
+        super().__init__(f"request, byte {at}: {problem}")
+        self.problem = problem
+        self.at = at
+
+
+class UnsupportedRequest(DrayError):
+    """An API that Dray does not serve, or a version of it that Dray does not know."""
+
+    def __init__(self, api_key: int, version: int) -> None:
+        super().__init__(f"API {api_key} version {version} is not supported")
+        self.api_key = api_key
+        self.version = version
 
 
 class InvalidBatch(DrayError):
