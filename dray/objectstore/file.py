@@ -93,9 +93,18 @@ class FileObjectStore:
 
         return await self._read(work)
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
-        [body] = await self.get_ranges(key, [(start, end)])
-        return body
+    async def get_range(self, key: str, start: int, end: int, *, clip: bool = False) -> bytes:
+        check_key(key)
+        check_range(start, end)
+
+        def work(abandoned: threading.Event) -> bytes:
+            with self._opened(key) as (file, size):
+                stop = min(end, size) if clip else end
+                if not start < stop <= size:
+                    raise ObjectTooShort(key, start, end, size)
+                return self._bytes_of(key, file, start, stop, abandoned)
+
+        return await self._read(work)
 
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         check_key(key)

@@ -48,9 +48,12 @@ class MemoryObjectStore:
     async def get(self, key: str) -> bytes:
         return (await self._object(key))[0]
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
-        [body] = await self.get_ranges(key, [(start, end)])
-        return body
+    async def get_range(self, key: str, start: int, end: int, *, clip: bool = False) -> bytes:
+        check_range(start, end)
+        body, _ = await self._object(key)
+        if (start if clip else end - 1) >= len(body):
+            raise ObjectTooShort(key, start, end, len(body))
+        return body[start:end]
 
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, end in ranges:

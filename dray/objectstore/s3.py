@@ -121,7 +121,7 @@ class S3ObjectStore:
 
         return await self._client.read(request)
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
+    async def get_range(self, key: str, start: int, end: int, *, clip: bool = False) -> bytes:
         check_range(start, end)
         name = self._name(key)
 
@@ -134,12 +134,13 @@ class S3ObjectStore:
                     raise ObjectTooShort(key, start, end, None) from None
                 raise
             first, last, size = _content_range(key, answer)
-            if (first, last) != (start, end):
-                answer["Body"].close()
-                if first == start and last == size < end:
-                    raise ObjectTooShort(key, start, end, size)
-                raise ObjectDamaged(f"{key}: bytes {start} to {end} were asked for, {first} to {last} came")
-            return _read(key, answer, abandoned)
+            clipped = first == start and last == size < end
+            if (first, last) == (start, end) or (clip and clipped and size > start):
+                return _read(key, answer, abandoned)
+            answer["Body"].close()
+            if clipped:
+                raise ObjectTooShort(key, start, end, size)
+            raise ObjectDamaged(f"{key}: bytes {start} to {end} were asked for, {first} to {last} came")
 
         return await self._client.read(request)
 
@@ -409,11 +410,12 @@ def _content_range(key: str, answer: GetObjectOutputTypeDef) -> tuple[int, int, 
     if told is None:
         return 0, answer["ContentLength"], answer["ContentLength"]
     match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", told)
-    if match is None:
-        answer["Body"].close()
-        raise ObjectDamaged(f"{key}: the store sent a range that it calls {told!r}")
-    first, last, size = map(int, match.groups())
-    return first, last + 1, size
+    if match is not None:
+        first, last, size = map(int, match.groups())
+        if last + 1 - first == answer["ContentLength"]:
+            return first, last + 1, size
+    answer["Body"].close()
+    raise ObjectDamaged(f"{key}: the store calls {answer['ContentLength']} bytes the range {told!r}")
 
 
 def _checksum(content: Body) -> str:

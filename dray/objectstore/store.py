@@ -76,10 +76,12 @@ class ObjectStore(Protocol):
         """The whole object. Raises `ObjectNotFound`, `ObjectDamaged`."""
         ...
 
-    async def get_range(self, key: str, start: int, end: int) -> bytes:
+    async def get_range(self, key: str, start: int, end: int, *, clip: bool = False) -> bytes:
         """Exactly the bytes from `start` to before `end`, at least one.
 
-        Raises `ObjectNotFound`, `ObjectDamaged`, and `ObjectTooShort` if the object ends before `end`.
+        With `clip` those of them that the object has, for who does not know its size; still at least one.
+        Raises `ObjectNotFound`, `ObjectDamaged`, and `ObjectTooShort` if the object ends before `end`; with
+        `clip`, if it ends at `start` or before.
         """
         ...
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dray.errors import (
+    ObjectNotFound,
     ObjectStoreDenied,
     ObjectStoreError,
     ObjectStoreFull,
@@ -196,6 +197,20 @@ async def test_files_of_others_are_not_objects(store: ObjectStore, root: Path) -
     (root / "to-nowhere").symlink_to("nowhere")
     os.mkfifo(root / "pipe")
     assert [info.key for info in await store.list()] == ["k"]
+
+
+async def test_reads_that_hang_do_not_hold_up_writes(store: ObjectStore, root: Path) -> None:
+    """Consumers catching up must not starve producers. Opening a pipe hangs until somebody writes to it."""
+    os.mkfifo(root / "pipe")
+    reads = [asyncio.create_task(store.get_range("pipe", 0, 1)) for _ in range(40)]
+    await asyncio.sleep(0)  # they come first
+    await store.put("k", b"x")
+    assert not any(read.done() for read in reads)
+    writer = os.open(root / "pipe", os.O_RDWR)
+    outcomes = await asyncio.gather(*reads, return_exceptions=True)
+    os.close(writer)
+    assert all(isinstance(outcome, ObjectNotFound) for outcome in outcomes)
+    assert await store.get("k") == b"x"
 
 
 async def test_directories_are_made_and_removed_under_each_others_puts(

@@ -143,6 +143,28 @@ async def test_a_range_beyond_the_end_says_so(objects: ObjectStore) -> None:
         await objects.get_range("empty", 0, 1)
 
 
+async def test_a_clipped_range_ends_with_the_object(objects: ObjectStore) -> None:
+    """For who reads blocks and does not know where the object ends."""
+    await objects.put("k", b"0123456789")
+    for start in range(10):
+        for end in (start + 1, 9, 10, 11, 1000, 2**40):
+            if start < end:
+                assert await objects.get_range("k", start, end, clip=True) == b"0123456789"[start:end]
+
+
+async def test_a_clipped_range_has_at_least_one_byte(objects: ObjectStore) -> None:
+    await objects.put("k", b"0123456789")
+    await objects.put("empty", b"")
+    for key, start in [("k", 10), ("k", 11), ("k", 100), ("empty", 0), ("empty", 1)]:
+        with pytest.raises(ObjectTooShort, match=f"bytes {start} to 1000"):
+            await objects.get_range(key, start, 1000, clip=True)
+    with pytest.raises(ObjectNotFound):
+        await objects.get_range("nothing", 0, 1000, clip=True)
+    for start, end in [(0, 0), (5, 4), (-1, 4)]:
+        with pytest.raises(InvalidObjectRequest):
+            await objects.get_range("k", start, end, clip=True)
+
+
 async def test_a_range_that_is_none_is_refused(objects: ObjectStore) -> None:
     await objects.put("k", b"0123456789")
     for start, end in [(0, 0), (5, 5), (5, 4), (-1, 4), (-5, -1)]:

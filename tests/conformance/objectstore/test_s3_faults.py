@@ -21,6 +21,7 @@ from dray.errors import (
     ObjectStoreFull,
     ObjectStoreMisconfigured,
     ObjectStoreUnavailable,
+    ObjectTooShort,
 )
 from dray.objectstore.health import Health
 from dray.objectstore.opening import open_object_store
@@ -82,6 +83,7 @@ CALLS: dict[str, tuple[str, Callable[[ObjectStore], Awaitable[object]]]] = {
     "put-if-absent": ("PUT", lambda s: s.put("new", b"content", if_absent=True)),
     "get": ("GET", lambda s: s.get("k")),
     "get_range": ("GET", lambda s: s.get_range("k", 1, 3)),
+    "get_range clipped": ("GET", lambda s: s.get_range("k", 1, 300, clip=True)),
     "head": ("HEAD", lambda s: s.head("k")),
     "delete": ("DELETE", lambda s: s.delete("k")),
     "delete_many": ("POST", lambda s: s.delete_many(["k"])),
@@ -195,13 +197,58 @@ async def test_the_checksum_of_an_object_in_parts_is_verified(
         await store.get("k")
 
 
-async def test_a_truncated_range_is_noticed(store: ObjectStore, direct: ObjectStore, front: Front) -> None:
+@pytest.mark.parametrize("clip", [False, True], ids=["exact", "clip"])
+@pytest.mark.parametrize(("start", "end"), [(2, 5), (2, 10), (0, 10)])
+async def test_a_truncated_range_is_noticed(
+    store: ObjectStore, direct: ObjectStore, front: Front, start: int, end: int, clip: bool
+) -> None:
     await direct.put("k", b"0123456789")
+    asked = 1000 if clip and end == 10 else end
     front.spoil("GET", truncated, times=2)
-    assert await store.get_range("k", 2, 5) == b"234"
+    assert await store.get_range("k", start, asked, clip=clip) == b"0123456789"[start:end]
     front.spoil("GET", truncated, times=1000)
     with pytest.raises(ObjectDamaged):
-        await store.get_range("k", 2, 5)
+        await store.get_range("k", start, asked, clip=clip)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Content-Length: 8\r\nContent-Range: bytes 2-8/10",  # one byte more than the range
+        "Content-Length: 7\r\nContent-Range: bytes 2-8/10",  # sound, but the object goes on
+        "Content-Length: 7\r\nContent-Range: bytes 3-9/10",
+        "Content-Length: 8\r\nContent-Range: bytes 2-9/*",
+        "Content-Length: 8",
+    ],
+)
+async def test_a_clipped_range_that_is_not_what_was_asked_for_is_noticed(
+    store: ObjectStore, front: Front, told: str
+) -> None:
+    """What comes may be shorter than what was asked for only because the object ends."""
+
+    async def another_range(_: Forward) -> bytes:
+        return f"HTTP/1.1 206 Partial\r\nConnection: close\r\n{told}\r\n\r\n23456789".encode()
+
+    front.spoil("GET", another_range, times=1000)
+    with pytest.raises(ObjectDamaged):
+        await store.get_range("k", 2, 1000, clip=True)
+    assert front.count("^GET") == 3
+
+
+async def test_a_server_without_ranges_clips_only_what_begins_with_the_object(
+    store: ObjectStore, front: Front
+) -> None:
+    async def whole(_: Forward) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 10\r\n\r\n0123456789"
+
+    async def empty(_: Forward) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+    front.spoil("GET", whole)
+    assert await store.get_range("k", 0, 1000, clip=True) == b"0123456789"
+    front.spoil("GET", empty)
+    with pytest.raises(ObjectTooShort):
+        await store.get_range("k", 0, 1000, clip=True)
 
 
 async def test_a_spoilt_upload_is_refused_and_sent_again(store: ObjectStore, front: Front) -> None:
