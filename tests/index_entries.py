@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from dray.index.entry import BatchIndex, IndexEntry, ParquetFile, Producer, Truncated, WalChunk, Where
+from dray.index.entry import BatchIndex, IndexEntry, ParquetFile, Producer, Truncated, Void, WalChunk, Where
 
 INCARNATION = "00112233445566778899aabbccddeeff"
 STREAM = 0x1F
@@ -31,6 +31,10 @@ def parquet_entry(records: int, *, stream_id: int = STREAM, number: int = 0) -> 
 
 def truncated_entry(records: int, *, stream_id: int = STREAM) -> IndexEntry:
     return of(Truncated(), records, stream_id)
+
+
+def void_entry(records: int, *, stream_id: int = STREAM, number: int = 0) -> IndexEntry:
+    return of(Void(UUID(int=number)), records, stream_id)
 
 
 def of(where: Where, records: int, stream_id: int = STREAM) -> IndexEntry:

@@ -7,18 +7,31 @@ entry keeps the position of the one it replaces, so cumulative sizes and all lat
 Live entries of a stream tile [0, end). Retention keeps that: what it takes becomes one `Truncated` entry
 from 0 on, which a later retention takes in again.
 
+The one other change is `void`: an entry whose object was fenced keeps its place and points to nothing.
+Whoever may mark it does so by the same compare-and-put, at any time, so it needs no claim.
+
 Left to the caller: one change at a time per stream, claimed by a task record and finished before the next;
-and what has to be done before and after a removal (producer snapshot, verdicts, references).
+and what has to be done before and after a removal (producer snapshot, verdicts, marks, references).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from dray.errors import InvalidRequest
-from dray.index.entry import IndexEntry, ParquetFile, Placed, Truncated, encode, live, sequence_of
+from dray.index.entry import (
+    IndexEntry,
+    ParquetFile,
+    Placed,
+    Truncated,
+    Void,
+    WalChunk,
+    encode,
+    live,
+    sequence_of,
+)
 from dray.metadata.store import MetadataStore, Position
 
 # While a run is being removed, a reader may find the middle of it and has to look for the entry that
@@ -106,6 +119,25 @@ def truncate(
         where=Truncated(),
     )
     return replace_run(run, new)
+
+
+def void(placed: Placed) -> Swap:
+    """Plan to mark an entry of an object that is known to be FENCED. Everybody plans the same.
+
+    It keeps the time it was written at, which is a clock for others. It loses the timestamps of its
+    records, so that nobody who looks for a time finds it.
+    """
+    chunk = placed.entry.where
+    if not isinstance(chunk, WalChunk):
+        stream = f"stream {placed.entry.stream_id:016x}"
+        raise InvalidRequest(f"{stream}: the entry at {placed.end_offset} is of no WAL object")
+    new = replace(
+        placed.entry,
+        min_timestamp_ms=NO_TIMESTAMP,
+        max_timestamp_ms=NO_TIMESTAMP,
+        where=Void(chunk.object_id),
+    )
+    return Swap(Position(placed.end_offset, placed.end_bytes), placed.version, new, ())
 
 
 def _check_kind(stream: str, stored: Sequence[Placed], run: Sequence[Placed], new: IndexEntry) -> None:

@@ -92,7 +92,18 @@ class Truncated:
     """What it covers is gone; the log starts behind it."""
 
 
-Where: TypeAlias = WalChunk | ParquetFile | Truncated
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Its object was fenced: it keeps its offsets, and no record has them (protocol 12).
+
+    The object is named for its reference only: whoever removes the entry removes that too, if it is still
+    there (protocol 15).
+    """
+
+    object_id: UUID
+
+
+Where: TypeAlias = WalChunk | ParquetFile | Truncated | Void
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +195,8 @@ def encode(entry: IndexEntry) -> bytes:
             message.parquet.iceberg_file = file.iceberg_file
         case Truncated():
             message.truncated.SetInParent()
+        case Void() as void:
+            message.void.object_id = void.object_id.bytes
     return message.SerializeToString(deterministic=True)
 
 
@@ -206,6 +219,8 @@ def decode(value: bytes) -> IndexEntry:
             where = ParquetFile(_uuid(file.file_id), file.path, file.size_bytes, file.iceberg_file)
         case "truncated":
             where = Truncated()
+        case "void":
+            where = Void(_uuid(message.void.object_id))
         case _:
             raise CorruptStore(f"an index entry of stream {message.stream_id:016x} points nowhere")
     return IndexEntry(

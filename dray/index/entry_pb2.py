@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64ray/index/entry.proto\x12\rdray.index.v1\"\xdf\x02\n\nIndexEntry\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x11\n\tstream_id\x18\x02 \x01(\x06\x12\x0f\n\x07records\x18\x03 \x01(\x04\x12\x15\n\rcreated_at_ms\x18\x04 \x01(\x12\x12\x18\n\x10min_timestamp_ms\x18\x05 \x01(\x12\x12\x18\n\x10max_timestamp_ms\x18\x06 \x01(\x12\x12\x1b\n\x0e\x65xpected_start\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0bincarnation\x18\x08 \x01(\x0c\x12&\n\x03wal\x18\t \x01(\x0b\x32\x17.dray.index.v1.WalChunkH\x00\x12-\n\x07parquet\x18\n \x01(\x0b\x32\x1a.dray.index.v1.ParquetFileH\x00\x12-\n\ttruncated\x18\x0b \x01(\x0b\x32\x18.dray.index.v1.TruncatedH\x00\x42\x07\n\x05whereB\x11\n\x0f_expected_start\"\x81\x02\n\x08WalChunk\x12\x11\n\tobject_id\x18\x01 \x01(\x0c\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x14\n\x0c\x63hunk_offset\x18\x03 \x01(\x04\x12\x14\n\x0c\x63hunk_length\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x61tch_bytes\x18\x05 \x03(\r\x12\x15\n\rbatch_records\x18\x06 \x03(\r\x12\x1b\n\x13\x62\x61tch_min_timestamp\x18\x07 \x03(\x12\x12\x1b\n\x13\x62\x61tch_max_timestamp\x18\x08 \x03(\x12\x12\x13\n\x0bproducer_id\x18\t \x03(\x12\x12\x16\n\x0eproducer_epoch\x18\n \x03(\x11\x12\x15\n\rbase_sequence\x18\x0b \x03(\x11\"V\n\x0bParquetFile\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\x0c\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x14\n\x0ciceberg_file\x18\x04 \x01(\t\"\x0b\n\tTruncatedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64ray/index/entry.proto\x12\rdray.index.v1\"\x84\x03\n\nIndexEntry\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x11\n\tstream_id\x18\x02 \x01(\x06\x12\x0f\n\x07records\x18\x03 \x01(\x04\x12\x15\n\rcreated_at_ms\x18\x04 \x01(\x12\x12\x18\n\x10min_timestamp_ms\x18\x05 \x01(\x12\x12\x18\n\x10max_timestamp_ms\x18\x06 \x01(\x12\x12\x1b\n\x0e\x65xpected_start\x18\x07 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x0bincarnation\x18\x08 \x01(\x0c\x12&\n\x03wal\x18\t \x01(\x0b\x32\x17.dray.index.v1.WalChunkH\x00\x12-\n\x07parquet\x18\n \x01(\x0b\x32\x1a.dray.index.v1.ParquetFileH\x00\x12-\n\ttruncated\x18\x0b \x01(\x0b\x32\x18.dray.index.v1.TruncatedH\x00\x12#\n\x04void\x18\x0c \x01(\x0b\x32\x13.dray.index.v1.VoidH\x00\x42\x07\n\x05whereB\x11\n\x0f_expected_start\"\x81\x02\n\x08WalChunk\x12\x11\n\tobject_id\x18\x01 \x01(\x0c\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x14\n\x0c\x63hunk_offset\x18\x03 \x01(\x04\x12\x14\n\x0c\x63hunk_length\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x61tch_bytes\x18\x05 \x03(\r\x12\x15\n\rbatch_records\x18\x06 \x03(\r\x12\x1b\n\x13\x62\x61tch_min_timestamp\x18\x07 \x03(\x12\x12\x1b\n\x13\x62\x61tch_max_timestamp\x18\x08 \x03(\x12\x12\x13\n\x0bproducer_id\x18\t \x03(\x12\x12\x16\n\x0eproducer_epoch\x18\n \x03(\x11\x12\x15\n\rbase_sequence\x18\x0b \x03(\x11\"V\n\x0bParquetFile\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\x0c\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x14\n\x0ciceberg_file\x18\x04 \x01(\t\"\x0b\n\tTruncated\"\x19\n\x04Void\x12\x11\n\tobject_id\x18\x01 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dray.index.entry_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_INDEXENTRY']._serialized_start=42
-  _globals['_INDEXENTRY']._serialized_end=393
-  _globals['_WALCHUNK']._serialized_start=396
-  _globals['_WALCHUNK']._serialized_end=653
-  _globals['_PARQUETFILE']._serialized_start=655
-  _globals['_PARQUETFILE']._serialized_end=741
-  _globals['_TRUNCATED']._serialized_start=743
-  _globals['_TRUNCATED']._serialized_end=754
+  _globals['_INDEXENTRY']._serialized_end=430
+  _globals['_WALCHUNK']._serialized_start=433
+  _globals['_WALCHUNK']._serialized_end=690
+  _globals['_PARQUETFILE']._serialized_start=692
+  _globals['_PARQUETFILE']._serialized_end=778
+  _globals['_TRUNCATED']._serialized_start=780
+  _globals['_TRUNCATED']._serialized_end=791
+  _globals['_VOID']._serialized_start=793
+  _globals['_VOID']._serialized_end=818
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,7 @@ class IndexEntry(_message.Message):
     WAL_FIELD_NUMBER: _builtins.int
     PARQUET_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    VOID_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     """Raised only when an older reader would misread the rest."""
     stream_id: _builtins.int
@@ -54,6 +55,8 @@ class IndexEntry(_message.Message):
     def parquet(self) -> Global___ParquetFile: ...
     @_builtins.property
     def truncated(self) -> Global___Truncated: ...
+    @_builtins.property
+    def void(self) -> Global___Void: ...
     def __init__(
         self,
         *,
@@ -68,14 +71,15 @@ class IndexEntry(_message.Message):
         wal: Global___WalChunk | None = ...,
         parquet: Global___ParquetFile | None = ...,
         truncated: Global___Truncated | None = ...,
+        void: Global___Void | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_start", b"_expected_start", "expected_start", b"expected_start", "parquet", b"parquet", "truncated", b"truncated", "wal", b"wal", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_start", b"_expected_start", "expected_start", b"expected_start", "parquet", b"parquet", "truncated", b"truncated", "void", b"void", "wal", b"wal", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_start", b"_expected_start", "created_at_ms", b"created_at_ms", "expected_start", b"expected_start", "format", b"format", "incarnation", b"incarnation", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "parquet", b"parquet", "records", b"records", "stream_id", b"stream_id", "truncated", b"truncated", "wal", b"wal", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_start", b"_expected_start", "created_at_ms", b"created_at_ms", "expected_start", b"expected_start", "format", b"format", "incarnation", b"incarnation", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "parquet", b"parquet", "records", b"records", "stream_id", b"stream_id", "truncated", b"truncated", "void", b"void", "wal", b"wal", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_start: _TypeAlias = _typing.Literal["expected_start"]  # noqa: Y015
     _WhichOneofArgType__expected_start: _TypeAlias = _typing.Literal["_expected_start", b"_expected_start"]  # noqa: Y015
-    _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["wal", "parquet", "truncated"]  # noqa: Y015
+    _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["wal", "parquet", "truncated", "void"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_start) -> _WhichOneofReturnType__expected_start | None: ...
@@ -190,3 +194,26 @@ class Truncated(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Truncated: _TypeAlias = Truncated  # noqa: Y015
+
+@_typing.final
+class Void(_message.Message):
+    """The append that wrote it lost against a fence: its offsets are used up, and no record has them.
+    The object is named for its reference, which goes with the entry if it did not go before.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    object_id: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        object_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["object_id", b"object_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Void: _TypeAlias = Void  # noqa: Y015

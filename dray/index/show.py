@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dray.index.entry import ParquetFile, Placed, WalChunk, live, place_all, sequence_of, stream_domain
+from dray.index.entry import (
+    ParquetFile,
+    Placed,
+    Truncated,
+    Void,
+    WalChunk,
+    live,
+    place_all,
+    sequence_of,
+    stream_domain,
+)
 from dray.index.lookup import OffsetIndex
 from dray.metadata.store import MetadataStore, Position
 
@@ -70,13 +80,17 @@ def _rows(shown: StreamIndex) -> list[dict[str, object]]:
 
 
 def _row(placed: Placed, is_live: bool) -> dict[str, object]:
-    kind, path, size_bytes, batches = "truncated", "", 0, 0
+    path, size_bytes, batches = "", 0, 0
     match placed.entry.where:
         case WalChunk() as chunk:
             kind, path = "wal", chunk.path
             size_bytes, batches = chunk.chunk_length, len(chunk.batches)
         case ParquetFile() as file:
             kind, path, size_bytes = "parquet", file.path, file.size_bytes
+        case Truncated():
+            kind = "truncated"
+        case Void():
+            kind = "void"
     return {
         "start_offset": placed.start_offset,
         "end_offset": placed.end_offset,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
 from dray.errors import InvalidRequest, VersionConflict
-from dray.index.changes import carry_out, replace_run, truncate
-from dray.index.entry import IndexEntry, Placed, Truncated, encode, place_all, sequence_of
+from dray.index.changes import carry_out, replace_run, truncate, void
+from dray.index.entry import IndexEntry, Placed, Truncated, Void, encode, place_all, sequence_of
 from dray.metadata.memory import MemoryStore
 from dray.metadata.store import NewEntry, Position
-from tests.index_entries import INCARNATION, STREAM, parquet_entry, truncated_entry, wal_entry
+from tests.index_entries import INCARNATION, STREAM, parquet_entry, truncated_entry, void_entry, wal_entry
 
 D = 3
 
@@ -126,3 +128,28 @@ async def test_a_plan_is_carried_out_once() -> None:
     assert place_all(await store.entries(D, sequence, 0, 10)) == [placed]
     with pytest.raises(VersionConflict):
         await carry_out(store, D, swap)
+
+
+def test_a_void_entry_keeps_its_place_and_its_clock() -> None:
+    """Readers who look for a timestamp are not to find it, those who keep a clock by the entries are."""
+    (placed,) = row(replace(wal_entry(2, 3, number=9), expected_start=7), start=7)
+    swap = void(placed)
+    expected = replace(
+        placed.entry, where=Void(UUID(int=9)), min_timestamp_ms=-1, max_timestamp_ms=-1, expected_start=7
+    )
+    at = (placed.end_offset, placed.end_bytes)
+    assert (swap.at, swap.version, swap.new, swap.deletes) == (at, placed.version, expected, ())
+
+
+@pytest.mark.parametrize("entry", [parquet_entry(2), truncated_entry(2), void_entry(2)])
+def test_only_an_entry_of_a_wal_object_becomes_void(entry: IndexEntry) -> None:
+    with pytest.raises(InvalidRequest, match="is of no WAL object"):
+        void(row(entry)[0])
+
+
+def test_a_void_entry_goes_the_way_of_its_neighbours() -> None:
+    run = row(wal_entry(2), void_entry(3), wal_entry(1))
+    assert replace_run(run, parquet_entry(6)).at.end_records == 6
+    swap = truncate(run, 5, 0, INCARNATION)
+    assert swap is not None
+    assert (swap.at.end_records, swap.new.where) == (5, Truncated())

@@ -18,7 +18,9 @@ from dray.index.entry import (
     Placed,
     Producer,
     Truncated,
+    Void,
     WalChunk,
+    Where,
     decode,
     encode,
     live,
@@ -47,9 +49,9 @@ BATCHES = st.lists(
 
 @st.composite
 def entries(draw: st.DrawFn) -> IndexEntry:
-    kind = draw(st.sampled_from(["wal", "parquet", "truncated"]))
+    kind = draw(st.sampled_from(["wal", "parquet", "truncated", "void"]))
     records = draw(st.integers(1, 2**63 - 1))
-    where: WalChunk | ParquetFile | Truncated = Truncated()
+    where: Where = Truncated()
     if kind == "wal":
         batches = tuple(draw(BATCHES))
         records = sum(b.records for b in batches)
@@ -58,6 +60,8 @@ def entries(draw: st.DrawFn) -> IndexEntry:
         where = WalChunk(draw(UUIDS), draw(PATHS), offset, length, batches)
     elif kind == "parquet":
         where = ParquetFile(draw(UUIDS), draw(PATHS), draw(st.integers(0, 2**64 - 1)), draw(PATHS))
+    elif kind == "void":
+        where = Void(draw(UUIDS))
     return IndexEntry(
         stream_id=draw(st.integers(0, 2**64 - 1)),
         records=records,

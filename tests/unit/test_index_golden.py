@@ -21,11 +21,12 @@ from dray.index.entry import (
     ParquetFile,
     Producer,
     Truncated,
+    Void,
     WalChunk,
     decode,
     encode,
 )
-from tests.index_entries import of, parquet_entry, truncated_entry, wal_entry
+from tests.index_entries import of, parquet_entry, truncated_entry, void_entry, wal_entry
 
 DIRECTORY = Path(__file__).parents[2] / "golden" / "index"
 MANIFEST = DIRECTORY / "manifest.json"
@@ -62,6 +63,14 @@ CASES: dict[str, IndexEntry] = {
     ),
     "truncated": truncated_entry(1),
     "truncated_largest": truncated_entry(2**63 - 1, stream_id=0),
+    "void": void_entry(2, number=7),
+    "void_largest": replace(
+        of(Void(UUID(int=2**128 - 1)), 2**31 - 1, 2**64 - 1),
+        created_at_ms=2**63 - 1,
+        min_timestamp_ms=-1,
+        max_timestamp_ms=-1,
+        expected_start=2**63 - 1,
+    ),
 }
 
 
@@ -92,7 +101,7 @@ def describe(entry: IndexEntry) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, BatchIndex):
             return plain([getattr(value, field.name) for field in fields(value)])
-        if isinstance(value, IndexEntry | WalChunk | ParquetFile | Truncated):
+        if isinstance(value, IndexEntry | WalChunk | ParquetFile | Truncated | Void):
             names = [field.name for field in fields(value) if field.init]
             return {name: plain(getattr(value, name)) for name in names}
         if isinstance(value, list | tuple):

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from dray.index.changes import carry_out, replace_run
-from dray.index.entry import encode, place_all, sequence_of
+from dray.index.entry import Placed, encode, place_all, sequence_of
+from dray.index.show import StreamIndex, as_table
 from dray.metadata.opening import open_store
-from dray.metadata.store import NewEntry
-from tests.index_entries import STREAM, parquet_entry, truncated_entry, wal_entry
+from dray.metadata.store import NewEntry, Position
+from tests.index_entries import STREAM, parquet_entry, truncated_entry, void_entry, wal_entry
 from tests.unit.test_cli import drayd
 
 DOMAIN = 13  # of stream 1f among the 16 domains of a new cluster
@@ -103,3 +104,10 @@ def test_arguments_that_cannot_be_used(tmp_path: Path, arguments: list[str]) -> 
     done = drayd("admin", "index", "show", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "--stream" in done.stderr or "--limit" in done.stderr
+
+
+def test_a_void_entry_is_shown_as_one() -> None:
+    stored = [Placed(void_entry(5), 5, 104, 1)]
+    shown = as_table(StreamIndex(STREAM, DOMAIN, 0, Position(5, 104), stored, False))
+    row = shown.splitlines()[-1].split()
+    assert row == ["0", "5", "5", "0", "0", "1970-01-01T00:00:05+00:00", "void"]
