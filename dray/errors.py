@@ -9,6 +9,7 @@ DrayError
 │   ├── LegacyBatch          the client speaks a message format from before Kafka 0.11
 │   ├── UnsupportedCodec     nobody could decompress it
 │   ├── BatchTooLarge        the client is to make smaller batches
+│   ├── DecompressedTooLarge leave the records inside alone: they are more than may be held in memory
 │   ├── InvalidRecords       the batch contradicts itself, or is not a client's to write
 │   ├── InvalidTimestamp     its timestamps are not a client's to set
 │   └── TransactionalBatch   Dray has no transactions
@@ -97,6 +98,10 @@ class UnsupportedCodec(InvalidBatch):
 
 class BatchTooLarge(InvalidBatch):
     """Above the topic's `max.message.bytes`. MESSAGE_TOO_LARGE: clients split the batch."""
+
+
+class DecompressedTooLarge(InvalidBatch):
+    """Its records would take more memory than the reader gave. MESSAGE_TOO_LARGE, if a client is told."""
 
 
 class InvalidRecords(InvalidBatch):
