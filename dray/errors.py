@@ -17,6 +17,13 @@ DrayError
 │   ├── DamagedWal           these are not the bytes that were written: read again, then look
 │   ├── UnknownWalVersion    a newer Dray wrote it: upgrade, and leave it alone
 │   └── WrongDomain          a sound object, but not the one that was meant
+├── TopicError               tell the client which topic, and what is wrong with it
+│   ├── TopicExists          the name is taken: use the topic, or choose another name
+│   ├── UnknownTopic         there is no such topic, or no longer
+│   ├── InvalidTopicName     choose a name that Kafka allows
+│   ├── InvalidPartitions    choose a number of partitions that this topic can have
+│   ├── InvalidReplication   choose a replication factor that Dray can give
+│   └── InvalidTopicConfig   correct the config it names
 ├── NotCommitted             nothing was written, nor will be: the client may retry
 ├── CommitUnknown            it may be written: the client may retry, and may get it twice
 └── MetadataError
@@ -35,6 +42,8 @@ DrayError
 """
 
 from __future__ import annotations
+
+from uuid import UUID
 
 
 class DrayError(Exception):
@@ -271,3 +280,63 @@ class IncompatibleStore(MetadataError):
 
 class CorruptStore(MetadataError):
     """The store holds or answered something that Dray cannot have written."""
+
+
+class TopicError(DrayError):
+    """What was asked of a topic cannot be done. Nothing was changed."""
+
+
+class TopicExists(TopicError):
+    """There is a topic of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"topic {name!r} already exists")
+        self.name = name
+
+
+class UnknownTopic(TopicError):
+    """There is no such topic. `topic` is the name or the id it was looked for by."""
+
+    def __init__(self, topic: str | UUID) -> None:
+        super().__init__(f"there is no topic {str(topic)!r}")
+        self.topic = topic
+
+
+class InvalidTopicName(TopicError):
+    """No topic can have this name."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"topic name {name[:300]!r} is not usable: {problem}")
+        self.name = name
+        self.problem = problem
+
+
+class InvalidPartitions(TopicError):
+    """The topic cannot have so many partitions."""
+
+    def __init__(self, name: str, partitions: int, expected: str) -> None:
+        super().__init__(f"topic {name!r} cannot have {partitions} partitions: {expected}")
+        self.name = name
+        self.partitions = partitions
+        self.expected = expected
+
+
+class InvalidReplication(TopicError):
+    """The topic cannot have this replication factor."""
+
+    def __init__(self, name: str, factor: int, expected: str) -> None:
+        super().__init__(f"topic {name!r} cannot have replication factor {factor}: {expected}")
+        self.name = name
+        self.factor = factor
+        self.expected = expected
+
+
+class InvalidTopicConfig(TopicError):
+    """A config cannot have this value, or there is no such config. `value` is None where none was given."""
+
+    def __init__(self, config: str, value: str | None, expected: str) -> None:
+        said = value if value is None or len(value) <= 200 else value[:200] + "…"
+        super().__init__(f"topic config {config[:200]}: {said!r} is not usable: {expected}")
+        self.config = config
+        self.value = value
+        self.expected = expected

@@ -1,0 +1,1 @@
+"""Topics: what the store holds for them, their configs, and all that happens to them."""
