@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dray.index.entry import Placed, WalChunk, stream_of
-from dray.metadata.store import Change, EntryChange, Gap, MetadataStore, Position
+from dray.metadata.store import Change, EntryChange, Gap, MetadataStore, Position, WatchEvent
 
 DEFAULT_MAX_BYTES = 128 * 2**20
 # At 1,000 changes a second these are four seconds, and a read takes milliseconds. About 1 MiB per domain.
@@ -135,8 +135,12 @@ class IndexCache:
 
     # --- being told of changes
 
-    async def follow(self, store: MetadataStore, domain: int) -> None:
+    async def follow(
+        self, store: MetadataStore, domain: int, tell: Callable[[WatchEvent], None] = lambda _: None
+    ) -> None:
         """Keep a domain coherent until cancelled or the store is closed; raises what the watch raises.
+
+        `tell` is called with each event once the cache has taken it in.
 
         The barrier, because a change from before the watch is not told, and a read that began later must
         not bring what it replaced.
@@ -152,6 +156,7 @@ class IndexCache:
                         self.open(domain)
                     else:
                         self.apply(domain, event.changes)
+                    tell(event)
             finally:
                 self.close(domain)
 

@@ -31,7 +31,7 @@ class Assembled:
     """The object's bytes, and its part of an append: record first, then a reference per entry."""
 
     body: bytearray
-    streams: tuple[int, ...]  # of `entries`
+    indexed: tuple[IndexEntry, ...]  # what `entries` hold
     entries: tuple[NewEntry, ...]
     puts: tuple[Put, ...]
     deletes: tuple[Delete, ...]
@@ -54,14 +54,16 @@ def assemble(identity: Identity, sealed: Sequence[Pending]) -> Assembled:
     encoded = encode_object(identity.id, identity.domain, identity.created_at_ms, chunks)
     record = ObjectRecord(State.COMMITTED, identity.path, len(encoded.body), identity.created_at_ms)
     puts = [Put(record_key(identity.id), encode_record(record), Expect.ABSENT)]
+    indexed = []
     entries = []
     for chunk, placed in zip(chunks, encoded.chunks, strict=True):
         entry = _index_entry(identity, chunk, placed, by_stream[chunk.stream_id])
+        indexed.append(entry)
         entries.append(NewEntry(sequence_of(chunk.stream_id), chunk.records, placed.length, encode(entry)))
         puts.append(Put(reference_key(identity.id, chunk.stream_id), b""))
     return Assembled(
         encoded.body,
-        tuple(chunk.stream_id for chunk in chunks),
+        tuple(indexed),
         tuple(entries),
         tuple(puts),
         (Delete(marker_key(identity.id)),),

@@ -42,7 +42,7 @@ from dray.errors import (
     Unavailable,
     VersionConflict,
 )
-from dray.index.entry import WalChunk, place, sequence_of
+from dray.index.entry import Placed, WalChunk, place, sequence_of
 from dray.metadata.store import AppendResult, Delete, Expect, MetadataStore, NewEntry, Put
 from dray.objectstore.store import ObjectStore
 from dray.wal.assemble import Assembled, Identity, assemble
@@ -85,6 +85,19 @@ class Committed:
     end_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class CommittedObject:
+    """An object whose append was acknowledged, for those who read: its bytes, and where its entries are.
+
+    `began` is what `clock` said before the append.
+    """
+
+    path: str
+    body: bytearray
+    entries: tuple[Placed, ...]
+    began: int
+
+
 class WalWriter:
     def __init__(
         self,
@@ -99,8 +112,11 @@ class WalWriter:
         settle_s: float = SETTLE_S,
         wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         new_id: Callable[[], UUID] = uuid4,
+        clock: Callable[[], int] = lambda: 0,
+        on_commit: Callable[[CommittedObject], None] = lambda _: None,
         pipeline: type[_Pipeline] | None = None,
     ) -> None:
+        """`on_commit` is called before the callers of an object are answered; it does not raise."""
         self.metadata = metadata
         self.objects = objects
         self.zone = zone
@@ -110,6 +126,8 @@ class WalWriter:
         self.settle_s = settle_s
         self.wall_clock_ms = wall_clock_ms
         self.new_id = new_id
+        self.clock = clock
+        self.on_commit = on_commit
         self._max_buffer_bytes = max_buffer_bytes
         self._free_bytes = max_buffer_bytes
         self._waiting: deque[tuple[int, Pending]] = deque()  # with their domains, in the order they came
@@ -118,24 +136,27 @@ class WalWriter:
         self._closed = False
 
     async def write(self, domain: int, batches: Sequence[PendingBatch]) -> Committed:
-        """Commit batches of one stream, adjacent and in order. Waits while the buffers are full.
+        """Commit batches of one stream, adjacent and in order: `submit`, and wait."""
+        return await self.submit(domain, batches)
 
-        Calls that begin one after the other keep their order, whether or not they wait for each other.
-        Raises `NotCommitted`, `CommitUnknown`, `TooLarge`. May be cancelled, and be committed all the same.
+    def submit(self, domain: int, batches: Sequence[PendingBatch]) -> asyncio.Future[Committed]:
+        """Accept batches of one stream, adjacent and in order. While the buffers are full, they wait.
+
+        Calls keep their order. The future raises `NotCommitted` or `CommitUnknown`, this call `NotCommitted`
+        and `TooLarge`. It may be cancelled, and the batches be committed all the same.
         """
         if not batches:
             raise ValueError("nothing to write")
         if self._closed:
             raise NotCommitted("the writer is closed")
-        pending = Pending(batches, asyncio.get_running_loop().create_future())
-        del batches
+        answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+        pending = Pending(batches, answer)
         check_pending(pending, self.metadata.limits)
         if pending.size_bytes > self._max_buffer_bytes:
             raise TooLarge("bytes written at once", pending.size_bytes, self._max_buffer_bytes)
         self._waiting.append((domain, pending))
         self._admit()
-        committed: Committed = await pending.handle
-        return committed
+        return answer
 
     async def close(self) -> None:
         """Commit what was accepted, then end. Whoever still waits for room, or comes later, is refused."""
@@ -367,6 +388,7 @@ class _Pipeline:
 
     async def _append(self, chosen: list[_Object]) -> None:
         while chosen:
+            began = self._writer.clock()
             try:
                 result = await self._metadata.append(self._domain, *self._operations(chosen))
             except VersionConflict as conflict:
@@ -383,20 +405,23 @@ class _Pipeline:
                 await self._settle(chosen, unknown)
                 return
             else:
-                self._acknowledge(chosen, result)
+                self._acknowledge(chosen, result, began)
                 return
 
-    def _acknowledge(self, chosen: list[_Object], result: AppendResult) -> None:
+    def _acknowledge(self, chosen: list[_Object], result: AppendResult, began: int) -> None:
         ends = iter(result.entries)
         versions = iter(result.puts)
         for sealed in chosen:
             committed = next(versions) is not None
-            starts = {}
-            for stream_id, entry in zip(sealed.parts.streams, sealed.parts.entries, strict=True):
-                starts[stream_id] = next(ends).position.end_records - entry.records
+            placed = []
+            for entry in sealed.parts.indexed:
+                assigned = next(ends)
+                placed.append(Placed(entry, *assigned.position, assigned.version))
                 next(versions)
             if committed:
-                self._answer(sealed, starts)
+                done = CommittedObject(sealed.path, sealed.parts.body, tuple(placed), began)
+                self._writer.on_commit(done)
+                self._answer(sealed, {one.entry.stream_id: one.start_offset for one in placed})
             else:  # its entries have landed, but an object that is fenced is void for everybody
                 self._fail(sealed, NotCommitted(f"object {sealed.path} was fenced"), None)
 
@@ -429,9 +454,8 @@ class _Pipeline:
                 if record is not None and decode_record(key, record.value).state is State.FENCED:
                     return None  # by a collector, or by an earlier try of ours
                 if record is not None:
-                    return {
-                        stream: await self._find_start(stream, sealed.id) for stream in sealed.parts.streams
-                    }
+                    streams = [entry.stream_id for entry in sealed.parts.indexed]
+                    return {stream: await self._find_start(stream, sealed.id) for stream in streams}
             except (Unavailable, OutcomeUnknown):
                 if self._loop.time() >= deadline:
                     raise

@@ -279,9 +279,9 @@ async def visible(metadata: MemoryStore, objects: MemoryObjectStore) -> dict[int
 class AcknowledgesFenced(writer_module._Pipeline):
     """Without protocol 11: takes entries that landed for a commit."""
 
-    def _acknowledge(self, chosen, result):  # type: ignore[no-untyped-def]
+    def _acknowledge(self, chosen, result, began):  # type: ignore[no-untyped-def]
         whole = type(result)(result.entries, tuple(v or 1 for v in result.puts), result.deletes)
-        super()._acknowledge(chosen, whole)
+        super()._acknowledge(chosen, whole, began)
 
 
 class Resends(writer_module._Pipeline):
