@@ -45,10 +45,13 @@ CONTROL_BIT = 0x20
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _BEFORE_CRC = Struct(">qii")
+_BEHIND_CRC = Struct(">hiqqqhii")
 _CRC = Struct(">I")
 _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
 
+# Id, epoch and base sequence.
+_NO_PRODUCER = (-1, -1, -1)
 _LENGTH_ENDS_AT = 12
 _MAGIC_AT = 16
 _CRC_AT = 17
@@ -155,6 +158,18 @@ def stamp_append_time(data: memoryview, now_ms: int) -> None:
     _ATTRIBUTES.pack_into(data, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_BIT)
     _MAX_TIMESTAMP.pack_into(data, _MAX_TIMESTAMP_AT, now_ms)
     _CRC.pack_into(data, _CRC_AT, crc32c(data[_ATTRIBUTES_AT:]))
+
+
+def empty_batch(base_offset: int, records: int, leader_epoch: int) -> bytes:
+    """What stands for `records` offsets that have no record: a reader goes on behind them (protocol 22).
+
+    Kafka's log cleaner leaves the same where it took all records of a batch, so clients know it.
+    """
+    if not 1 <= records <= 2**31 - 1:
+        raise ValueError(f"a batch covers 1 to 2^31-1 offsets, not {records}")
+    fields = (0, records - 1, NO_TIMESTAMP, NO_TIMESTAMP, *_NO_PRODUCER, 0)
+    length = HEADER_BYTES - _LENGTH_ENDS_AT
+    return _HEADER.pack(base_offset, length, leader_epoch, 2, crc32c(_BEHIND_CRC.pack(*fields)), *fields)
 
 
 def _batch_size(view: memoryview, at: int) -> int:
