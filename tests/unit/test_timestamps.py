@@ -211,6 +211,13 @@ def test_malformed_records_are_refused(case: str) -> None:
         latest(batch_of(body, records), MIB)
 
 
+def test_no_field_is_read_from_the_next_record() -> None:
+    """The second has no room for its offset delta; what follows would do for one."""
+    batch = batch_of(record(0, 0) + b"\x04\x00\x0a" + b"\x02\x00", 3)
+    with pytest.raises(InvalidRecords):
+        first_at_or_after(batch, T + 5, MIB)
+
+
 def test_rubbish_in_a_codec_is_refused() -> None:
     for code in (1, 2, 3, 4):
         with pytest.raises(CorruptBatch):
