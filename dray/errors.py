@@ -12,7 +12,10 @@ DrayError
 │   ├── DecompressedTooLarge leave the records inside alone: they are more than may be held in memory
 │   ├── InvalidRecords       the batch contradicts itself, or is not a client's to write
 │   ├── InvalidTimestamp     its timestamps are not a client's to set
+│   ├── IdempotentBatch      Dray cannot tell this producer's duplicates yet
 │   └── TransactionalBatch   Dray has no transactions
+├── OffsetOutOfRange         the reader is to choose another place to begin
+├── CompactedRange           this Dray cannot read it yet
 ├── WalFormatError           do not use the object, or this part of it
 │   ├── DamagedWal           these are not the bytes that were written: read again, then look
 │   ├── UnknownWalVersion    a newer Dray wrote it: upgrade, and leave it alone
@@ -121,8 +124,30 @@ class InvalidTimestamp(InvalidBatch):
     """LogAppendTime, which is the broker's to set, or a negative time. INVALID_TIMESTAMP."""
 
 
+class IdempotentBatch(InvalidBatch):
+    """From a producer with an id. INVALID_REQUEST."""
+
+
 class TransactionalBatch(InvalidBatch):
     """Part of a transaction. INVALID_REQUEST."""
+
+
+class OffsetOutOfRange(DrayError):
+    """There is no such offset, as of a moment after it was asked for."""
+
+    def __init__(self, offset: int, log_start: int, end: int) -> None:
+        super().__init__(f"offset {offset} is not within {log_start} to {end}")
+        self.offset = offset
+        self.log_start = log_start
+        self.end = end
+
+
+class CompactedRange(DrayError):
+    """The records are in a Parquet file, which this version does not read back."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: records in Parquet files are not served yet")
+        self.path = path
 
 
 class WalFormatError(DrayError):

@@ -86,6 +86,10 @@ class OffsetIndex:
                 return run
         return await self._read(stream_id, start, max_entries, fresh)
 
+    def has_at_hand(self, stream_id: int) -> bool:
+        """Whether the bounds of the stream are known without asking the store."""
+        return self._cache.end(stream_id) is not None and self._cache.log_start(stream_id) is not None
+
     async def end(self, stream_id: int, *, fresh: bool = False) -> Position:
         """Where the next append will start: offset and cumulative bytes."""
         known = None if fresh else self._cache.end(stream_id)

@@ -1,0 +1,1 @@
+"""Partitions as Kafka clients know them: append batches, read them, wait for more."""
