@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A batch, by what the index has of it. Sorts by newness; of equals, the first in the log is the newest."""
+    """A batch, by what the index has of it. Sorts by newness: of equals, the first in the log is newest."""
 
     max_timestamp_ms: int
     minus_offset: int
