@@ -27,6 +27,7 @@ DrayError
 │   ├── InvalidPartitions    choose a number of partitions that this topic can have
 │   ├── InvalidReplication   choose a replication factor that Dray can give
 │   └── InvalidTopicConfig   correct the config it names
+├── NodeIdTaken              give this broker another node id, or none
 ├── NotCommitted             nothing was written, nor will be: the client may retry
 ├── CommitUnknown            it may be written: the client may retry, and may get it twice
 └── MetadataError
@@ -177,6 +178,15 @@ class NotCommitted(DrayError):
 
 class CommitUnknown(DrayError):
     """Nobody could find out in time whether a write was committed."""
+
+
+class NodeIdTaken(DrayError):
+    """Another broker is registered under the node id that this one was given, and stays so."""
+
+    def __init__(self, node_id: int, by: str) -> None:
+        super().__init__(f"node id {node_id} is taken by the broker at {by}: give this one another, or none")
+        self.node_id = node_id
+        self.by = by
 
 
 class ObjectStoreError(DrayError):
