@@ -2,8 +2,8 @@
 
 Names, types, defaults and valid values are those of Kafka 4 (`LogConfig`, `ServerTopicConfigSynonyms`), so
 that what creates topics for Kafka creates them here. What Kafka refuses is refused, and so is what Dray does
-not do (compaction by key, tiered storage). Configs about leaders, replicas, segments and local disks, which Dray
-does not have, are kept and shown but change nothing: they are not `effective`, and their text says so.
+not do (compaction by key, tiered storage). Configs about leaders, replicas, segments and local disks, none of
+which Dray has, are kept and shown but change nothing: they are not `effective`, and their text says so.
 
 A topic stores only its overrides. What it does not override is the broker's setting, where there is one, else
 Kafka's default.
