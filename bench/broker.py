@@ -1,0 +1,623 @@
+"""Dray and Apache Kafka side by side: the same clients, the same settings, one run.
+
+    python -m bench.broker
+    python -m bench.broker --quick --only latency --targets dray
+
+Both brokers run from the start, on loopback, with data in one temporary directory (several GB), and take
+turns: each case runs on one and then on the other, and who begins changes from case to case. Every client is
+a process of its own. Kafka is a single node with its defaults and the heap of `KafkaServer`: it answers from
+the page cache and never syncs. Dray is embedded: SQLite and files.
+
+- `produce` sends for `--seconds` through librdkafka, `java` sends `--records` through Kafka's own
+  ProducerPerformance. acks=all, no idempotence, no compression. `default` leaves the batches to the client,
+  `large` is what a client far from its broker would set (LARGE below).
+- `latency` is from when a record was due to when the consumer has it: one producer at a fixed rate, one
+  consumer, librdkafka's defaults, so up to 5 ms of linger are part of it. The first second is left out.
+- `tail` is one producer and three consumers that follow it; MB/s is what the three got together.
+- `catch-up` reads a topic of `--records` from the beginning by `assign`. ConsumerPerformance needs a group,
+  so the Java reader is ours (tests/servers/kafka/Clients.java), with Kafka's consumer.
+
+CPU is that of the broker with its children for each GB (10⁹ bytes) that producers sent or consumers got;
+MiB is the peak of its resident memory during the case. Nothing here asserts: machines differ, ratios travel
+better. To see where the time goes, `py-spy record -d 10 -o profile.svg --pid PID` while a case runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import confluent_kafka
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from bench.clients import Consume, Produce, Result
+from tests.servers.kafka import (
+    KafkaServer,
+    answers_metadata,
+    ensure_client_classes,
+    java_command,
+    kafka_version,
+)
+from tests.servers.process import ServerProcess, free_port
+
+MIB = 2**20
+SMALL, BIG = 100, 1024  # bytes of a record
+# For one client, however slow the broker: far above what any case takes when it works.
+CLIENT_TIMEOUT_S = 150
+# A broker that does not end by itself is killed.
+STOP_TIMEOUT_S = 15
+TAIL_CONSUMERS = 3
+LARGE = {
+    "librdkafka": {"linger.ms": 50, "batch.num.messages": 100_000, "queue.buffering.max.messages": 500_000},
+    "java": {
+        "linger.ms": 50,
+        "batch.size": 1_000_000,
+        "max.request.size": 8 * MIB,
+        "buffer.memory": 128 * MIB,
+    },
+}
+# By default librdkafka stops fetching for a second when it has 100,000 records: that would measure the pause.
+READ_ON = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 10}
+
+
+class Broker(Protocol):
+    @property
+    def address(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    def start(self) -> None: ...
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None: ...
+    def signal(self, how: signal.Signals) -> None: ...
+
+
+class DrayServer:
+    """`drayd broker` as a newcomer starts it, and what `arguments` add."""
+
+    def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
+        directory.mkdir(parents=True)
+        self._port = free_port()
+        listen = [f"--listen={self.address}", f"--http=127.0.0.1:{free_port()}"]
+        argv = [sys.executable, "-m", "dray", "broker", *listen, f"--data={directory / 'data'}", *arguments]
+        self._process = ServerProcess(argv, directory / "dray.log", lambda: answers_metadata(self._port))
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        self._process.start()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self._process.stop(how)
+
+    def signal(self, how: signal.Signals) -> None:
+        self._process.signal(how)
+
+
+@dataclass(frozen=True)
+class Scale:
+    seconds: float
+    records: int  # of 1 KiB
+
+    def records_of(self, size: int) -> int:
+        return self.records * (4 if size == SMALL else 1)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the clients saw of one broker in one case."""
+
+    records: int
+    bytes: int
+    seconds: float
+    latencies_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One cell of the table: what the clients saw, and what it took the broker."""
+
+    records_per_s: float
+    mb_per_s: float
+    cpu_s_per_gb: float
+    peak_mib: float
+    latencies_ms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Failure:
+    message: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """`prepare` fills the topic before the clock runs, `measure` is the case."""
+
+    name: str
+    partitions: int
+    measure: Callable[[Broker, str], Measured]
+    prepare: Callable[[Broker, str], object] | None = None
+    quick: bool = False  # part of a quick run
+
+
+# Cases
+
+
+def all_cases(scale: Scale) -> list[Case]:
+    return [*produce_cases(scale), *latency_cases(scale), tail_case(scale), *catch_up_cases(scale)]
+
+
+def produce_cases(scale: Scale) -> Iterator[Case]:
+    clients = {"produce": produce_librdkafka, "java": produce_java}
+    for client, produce in clients.items():
+        for size in (SMALL, BIG):
+            for partitions in (1, 6):
+                for batches in ("default", "large"):
+                    large = batches == "large"
+                    yield Case(
+                        f"{client} {size} B, {partitions} part., {batches}",
+                        partitions,
+                        produce(scale, size, large),
+                        quick=(size == SMALL, partitions, large) in ((True, 1, False), (False, 6, True)),
+                    )
+
+
+def produce_librdkafka(scale: Scale, size: int, large: bool) -> Callable[[Broker, str], Measured]:
+    properties = LARGE["librdkafka"] if large else {}
+
+    def measure(broker: Broker, topic: str) -> Measured:
+        task = Produce(broker.address, topic, size, seconds=scale.seconds, properties=properties)
+        return seen(run_client(task))
+
+    return measure
+
+
+def produce_java(scale: Scale, size: int, large: bool) -> Callable[[Broker, str], Measured]:
+    properties = {"acks": "all", "enable.idempotence": "false", **(LARGE["java"] if large else {})}
+    records = scale.records_of(size)
+
+    def measure(broker: Broker, topic: str) -> Measured:
+        arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(size)]
+        arguments += ["--throughput", "-1", "--bootstrap-server", broker.address, "--command-property"]
+        arguments += [f"{name}={value}" for name, value in properties.items()]
+        output = run(java_command("org.apache.kafka.tools.ProducerPerformance", arguments, ["-Xmx512m"]))
+        sent, per_second = parse_producer_performance(output)
+        return Measured(sent, sent * size, sent / per_second)
+
+    return measure
+
+
+def latency_cases(scale: Scale) -> Iterator[Case]:
+    for rate in (1_000, 20_000):
+        records = int(rate * max(3.0, scale.seconds * 1.5))
+        measure = follow(records, SMALL, partitions=1, consumers=1, rate=rate)
+        yield Case(f"latency at {rate:,} records/s", 1, measure, quick=True)
+
+
+def tail_case(scale: Scale) -> Case:
+    records = scale.records // 2
+    measure = follow(records, BIG, partitions=6, consumers=TAIL_CONSUMERS)
+    return Case(f"tail {BIG} B, 6 part., {TAIL_CONSUMERS} consumers", 6, measure, quick=True)
+
+
+def follow(
+    records: int, size: int, partitions: int, consumers: int, rate: float | None = None
+) -> Callable[[Broker, str], Measured]:
+    """Consumers that wait, then a producer; with `rate` the records say when they were due."""
+
+    def measure(broker: Broker, topic: str) -> Measured:
+        reading = Consume(
+            broker.address,
+            topic,
+            partitions,
+            records,
+            stamped=rate is not None,
+            properties={} if rate else READ_ON,
+        )
+        with ExitStack() as stack:
+            readers = [stack.enter_context(client(reading)) for _ in range(consumers)]
+            for reader in readers:
+                reader.wait_ready()
+            sent = run_client(Produce(broker.address, topic, size, records=records, rate=rate))
+            got = [reader.result() for reader in readers]
+        seconds = (max(one.ended_ns for one in got) - sent.started_ns) / 1e9
+        total_records, total_bytes = sum(one.records for one in got), sum(one.bytes for one in got)
+        return Measured(total_records, total_bytes, seconds, got[0].latencies_ms)
+
+    return measure
+
+
+def catch_up_cases(scale: Scale) -> Iterator[Case]:
+    def fill(broker: Broker, topic: str) -> None:
+        properties = LARGE["librdkafka"]
+        run_client(Produce(broker.address, topic, BIG, records=scale.records, properties=properties))
+
+    for partitions in (1, 6):
+        for reader, read in (("librdkafka", catch_up_librdkafka), ("java", catch_up_java)):
+            quick = partitions == 6
+            name = f"catch-up {BIG} B, {partitions} part., {reader}"
+            yield Case(name, partitions, read(scale, partitions), prepare=fill, quick=quick)
+
+
+def catch_up_librdkafka(scale: Scale, partitions: int) -> Callable[[Broker, str], Measured]:
+    def measure(broker: Broker, topic: str) -> Measured:
+        return seen(run_client(Consume(broker.address, topic, partitions, scale.records, properties=READ_ON)))
+
+    return measure
+
+
+def catch_up_java(scale: Scale, partitions: int) -> Callable[[Broker, str], Measured]:
+    def measure(broker: Broker, topic: str) -> Measured:
+        arguments = ["drain", broker.address, str(CLIENT_TIMEOUT_S * 1000), "max.poll.records=10000"]
+        wanted = "".join(f"{topic}\t{partition}\tearliest\tend\n" for partition in range(partitions))
+        output = run(java_command("Clients", arguments, ["-Xmx512m"], ensure_client_classes()), wanted)
+        read = json.loads(output.splitlines()[-1])
+        if read.get("records") != scale.records:
+            raise ClientFailed(f"read {output[-300:]}")
+        return Measured(read["records"], read["bytes"], read["seconds"])
+
+    return measure
+
+
+def parse_producer_performance(output: str) -> tuple[int, float]:
+    """Records, and records per second, from its last line. Its MB are MiB, so they are not used."""
+    found = re.findall(r"^(\d+) records sent, ([\d.]+) records/sec", output, re.MULTILINE)
+    if not found:
+        raise ClientFailed(f"ProducerPerformance said: {output[-300:]}")
+    return int(found[-1][0]), float(found[-1][1])
+
+
+def seen(result: Result) -> Measured:
+    return Measured(result.records, result.bytes, result.seconds, result.latencies_ms)
+
+
+# Clients
+
+
+class ClientFailed(Exception):
+    """One case has no figures; the others may have."""
+
+
+class Client:
+    """A process of `bench.clients`."""
+
+    def __init__(self, task: Produce | Consume) -> None:
+        role = "produce" if isinstance(task, Produce) else "consume"
+        self._argv = [sys.executable, "-m", "bench.clients", json.dumps({"role": role, **asdict(task)})]
+        self._process = popen(self._argv)
+
+    def wait_ready(self) -> None:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            self.result()
+
+    def result(self) -> Result:
+        return Result(**json.loads(finish(self._process, None).splitlines()[-1]))
+
+    def close(self) -> None:
+        reap(self._process)
+
+
+@contextmanager
+def client(task: Produce | Consume) -> Iterator[Client]:
+    with contextlib.closing(Client(task)) as started:
+        yield started
+
+
+def run_client(task: Produce | Consume) -> Result:
+    with client(task) as started:
+        return started.result()
+
+
+def run(command: Sequence[str], given: str | None = None) -> str:
+    process = popen(command)
+    try:
+        return finish(process, given)
+    finally:
+        reap(process)
+
+
+def popen(command: Sequence[str]) -> subprocess.Popen[str]:
+    # Not in our process group: on Ctrl-C we end it ourselves, without its traceback.
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def finish(process: subprocess.Popen[str], given: str | None) -> str:
+    try:
+        output, errors = process.communicate(given, timeout=CLIENT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise ClientFailed(f"not finished after {CLIENT_TIMEOUT_S} s") from None
+    if process.returncode != 0:
+        raise ClientFailed(" ".join((errors or output).split())[-300:])
+    return output
+
+
+def reap(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+# Brokers
+
+
+@contextmanager
+def running(broker: Broker) -> Iterator[Broker]:
+    broker.start()
+    try:
+        yield broker
+    finally:
+        killer = threading.Timer(STOP_TIMEOUT_S, broker.signal, [signal.SIGKILL])
+        killer.start()
+        broker.stop()
+        killer.cancel()
+
+
+@contextmanager
+def topic_on(broker: Broker, name: str, partitions: int) -> Iterator[str]:
+    admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
+    for created in admin.create_topics([NewTopic(name, partitions, 1)]).values():
+        created.result()
+    yield name
+    try:
+        for deleted in admin.delete_topics([name]).values():
+            deleted.result()
+    except KafkaException as error:  # costs disk, not the figures
+        print(f"topic {name} stays: {error}", file=sys.stderr)
+
+
+def family(pid: int) -> list[int]:
+    """The process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            children.setdefault(parse_stat(stat.read_text())[0], []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    ticks = sum(parse_stat(Path(f"/proc/{one}/stat").read_text())[1] for one in family(pid))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def parse_stat(stat: str) -> tuple[int, int]:
+    """Parent, and clock ticks with those of children that ended. The name before may hold anything."""
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[1]), sum(int(ticks) for ticks in fields[11:15])
+
+
+def peak_mib(pid: int) -> float:
+    total = 0
+    for one in family(pid):
+        match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{one}/status").read_text())
+        total += int(match[1]) if match else 0
+    return total / 1024
+
+
+def reset_peak(pid: int) -> None:
+    """Where the kernel refuses, a peak is that of the whole run so far."""
+    for one in family(pid):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{one}/clear_refs").write_text("5")
+
+
+# The run
+
+Cell = Figures | Failure
+
+
+def measure(case: Case, broker: Broker, topic: str) -> Cell:
+    try:
+        with topic_on(broker, topic, case.partitions):
+            if case.prepare:
+                case.prepare(broker, topic)
+            os.sync()  # what the case before left to write is not this one's
+            reset_peak(broker.pid)
+            cpu_before = cpu_seconds(broker.pid)
+            measured = case.measure(broker, topic)
+            cpu = cpu_seconds(broker.pid) - cpu_before
+            return Figures(
+                measured.records / measured.seconds,
+                measured.bytes / measured.seconds / 1e6,
+                cpu / (measured.bytes / 1e9),
+                peak_mib(broker.pid),
+                measured.latencies_ms,
+            )
+    except (ClientFailed, KafkaException) as error:
+        return Failure(str(error))
+
+
+def warm_up(broker: Broker, seconds: float) -> None:
+    """So that no case pays for what a broker does once: a JVM compiles, caches fill."""
+    with topic_on(broker, "warm-up", 1) as topic:
+        sent = run_client(Produce(broker.address, topic, BIG, seconds=seconds))
+        run_client(Consume(broker.address, topic, 1, sent.records, properties=READ_ON))
+
+
+def run_cases(cases: Sequence[Case], brokers: dict[str, Broker]) -> dict[str, dict[str, Cell]]:
+    results: dict[str, dict[str, Cell]] = {}
+    heading = ""
+    for number, case in enumerate(cases):
+        order = list(brokers) if number % 2 == 0 else list(reversed(brokers))
+        cells = {name: measure(case, brokers[name], f"bench-{number}") for name in order}
+        results[case.name] = {name: cells[name] for name in brokers}
+        columns = latency_heading if is_latency(case.name) else throughput_heading
+        if (wanted := columns(list(brokers))) != heading:
+            heading = wanted
+            print(f"\n{heading}", flush=True)
+        print(row(case.name, results[case.name]), flush=True)
+    return results
+
+
+# Printing
+
+WIDTH = 40
+
+
+def is_latency(name: str) -> bool:
+    return name.startswith("latency")
+
+
+def throughput_heading(targets: Sequence[str]) -> str:
+    each = [f"{name + ' rec/s':>12} {'MB/s':>7} {'cpu/GB':>7} {'MiB':>5}" for name in targets]
+    return f"{'':<{WIDTH}}{''.join(each)} {'/'.join(targets):>12}"
+
+
+def latency_heading(targets: Sequence[str]) -> str:
+    each = [f"{name + ' p50 ms':>13} {'p99':>7} {'max':>7} {'MiB':>5}" for name in targets]
+    return f"{'':<{WIDTH}}{''.join(each)} {'p50, p99':>12}"
+
+
+def row(name: str, cells: dict[str, Cell]) -> str:
+    text = f"{name:<{WIDTH}}"
+    for cell in cells.values():
+        if isinstance(cell, Failure):
+            text += f"{'failed':>34}"
+        elif is_latency(name):
+            ms = cell.latencies_ms
+            text += f"{ms['p50']:>13.1f} {ms['p99']:>7.1f} {ms['max']:>7.1f} {cell.peak_mib:>5.0f}"
+        else:
+            text += f"{cell.records_per_s:>12,.0f} {cell.mb_per_s:>7.1f}"
+            text += f" {cell.cpu_s_per_gb:>7.2f} {cell.peak_mib:>5.0f}"
+    text += f" {ratio(name, list(cells.values())):>12}"
+    failures = [
+        f"    {target}: {cell.message}" for target, cell in cells.items() if isinstance(cell, Failure)
+    ]
+    return "\n".join([text, *failures])
+
+
+def ratio(name: str, cells: Sequence[Cell]) -> str:
+    figures = [cell for cell in cells if isinstance(cell, Figures)]
+    if len(figures) != 2:
+        return "–"
+    first, second = figures
+    if is_latency(name):
+        return ", ".join(f"{first.latencies_ms[q] / second.latencies_ms[q]:.2f}" for q in ("p50", "p99"))
+    return f"{first.mb_per_s / second.mb_per_s:.2f}"
+
+
+def describe_machine() -> dict[str, str]:
+    match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    java = subprocess.run(["java", "-version"], capture_output=True, text=True).stderr.splitlines()[0]
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
+        "machine": f"{os.cpu_count()} x {match[1] if match else platform.machine()}, {memory:.0f} GiB, "
+        f"{platform.system()} {platform.release()}",
+        "versions": f"dray {metadata.version('dray')}, Kafka {kafka_version()}, {java}, "
+        f"Python {platform.python_version()}, librdkafka {confluent_kafka.libversion()[0]}",
+    }
+
+
+def main() -> None:
+    options = parse_arguments()
+    quick = options.quick
+    scale = Scale(
+        options.seconds or (1.5 if quick else 5.0), options.records or (100_000 if quick else 400_000)
+    )
+    cases = [case for case in all_cases(scale) if wanted(case, options.only, quick)]
+    if not cases:
+        raise SystemExit("no case has that name")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or nobody would stop the brokers
+    header: dict[str, Any] = describe_machine()
+    results: dict[str, dict[str, Cell]] = {}
+    with (
+        tempfile.TemporaryDirectory(dir=options.directory, prefix="dray-bench-") as scratch,
+        ExitStack() as stack,
+    ):
+        brokers: dict[str, Broker] = {}
+        for number, name in enumerate(options.targets):
+            home = Path(scratch) / f"{number}-{name}"
+            broker: Broker
+            if name == "dray":
+                broker = DrayServer(home, shlex.split(options.dray_arguments))
+            else:
+                broker = KafkaServer(home, {"log.segment.delete.delay.ms": "1000"})
+            # The same target may be named twice, to see what differs by chance.
+            brokers[name if name not in brokers else f"{name}-{number}"] = stack.enter_context(
+                running(broker)
+            )
+        header["pids"] = ", ".join(f"{name} {broker.pid}" for name, broker in brokers.items())
+        for name, value in header.items():
+            print(f"{name}: {value}", flush=True)
+        for broker in brokers.values():
+            warm_up(broker, 1 if quick else 4)
+        started = time.monotonic()
+        results = run_cases(cases, brokers)
+        print(f"\n{len(cases)} cases in {time.monotonic() - started:.0f} s")
+    for name in brokers:
+        cells = [row[name] for row in results.values()]
+        peaks = [cell.peak_mib for cell in cells if isinstance(cell, Figures)]
+        print(f"{name}: peak memory {max(peaks, default=0):.0f} MiB")
+    if options.json:
+        told = {name: {t: asdict(cell) for t, cell in cells.items()} for name, cells in results.items()}
+        options.json.write_text(json.dumps({**header, "cases": told}, indent=2) + "\n")
+    if any(isinstance(cell, Failure) for cells in results.values() for cell in cells.values()):
+        raise SystemExit(1)
+
+
+def wanted(case: Case, only: Sequence[str], quick: bool) -> bool:
+    return (case.quick or not quick) and (not only or any(part in case.name for part in only))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="cases that have this in their name"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter cases, under two minutes")
+    parser.add_argument("--targets", type=targets, default=["dray", "kafka"], help="default dray,kafka")
+    parser.add_argument("--seconds", type=float, help="of each case that is bounded by time (default 5)")
+    parser.add_argument(
+        "--records",
+        type=int,
+        help="of 1 KiB in the other cases (default 400,000); of 100 B four times as many",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--directory", type=Path, help="where the brokers keep their data")
+    parser.add_argument("--dray-arguments", default="", metavar="ARGS", help="more for `drayd broker`")
+    return parser.parse_args()
+
+
+def targets(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - {"dray", "kafka"}:
+        raise argparse.ArgumentTypeError(f"no target {', '.join(sorted(unknown))}")
+    return names
+
+
+if __name__ == "__main__":
+    main()
