@@ -120,9 +120,6 @@ class WalReader:
             return _cut(path, units, start, end)
         except ObjectTooShort as error:
             raise DamagedWal(str(error), error.start) from error
-        except DamagedWal:
-            self.forget(path)
-            raise
         finally:
             for unit in missing:
                 unit.waiters -= 1

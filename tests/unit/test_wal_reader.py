@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
@@ -561,6 +562,29 @@ class TestPrefetch:
         await asyncio.gather(*reads)
         await settle()
         assert [name for name, _, _ in gets.asked] == ["a", "b", "c"]
+
+    async def test_it_leaves_alone_what_waits_for_a_get(self, objects: ObjectStore, gets: Gets) -> None:
+        reader = make_reader(gets, max_reads=2)
+        for name in "abc":
+            await objects.put(name, noise(B))
+        gets.hold()
+        reads = [asyncio.create_task(reader.read(name, 0, B)) for name in "abc"]
+        await gets.wait_for(2)
+        reader.prefetch("c", 0, B)
+        reads.append(asyncio.create_task(reader.read("c", 0, B)))
+        await settle()
+        gets.let_go()
+        await asyncio.gather(*reads)
+        assert [name for name, _, _ in gets.asked] == ["a", "b", "c"]
+
+    async def test_a_failure_that_nobody_waits_for_is_silent(
+        self, gets: Gets, reader: WalReader, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        reader.prefetch("missing", 0, B)
+        await gets.wait_for_the_end()
+        gc.collect()
+        assert gets.asked == [("missing", 0, B)]
+        assert caplog.records == []
 
     async def test_reading_ahead_beyond_the_end_is_no_error(
         self, objects: ObjectStore, gets: Gets, reader: WalReader
