@@ -9,8 +9,9 @@ a process of its own. Kafka is a single node with its defaults and the heap of `
 the page cache and never syncs. Dray is embedded: SQLite and files.
 
 - `produce` sends for `--seconds` through librdkafka, `java` sends `--records` through Kafka's own
-  ProducerPerformance. acks=all, no idempotence, no compression. `default` leaves the batches to the client,
-  `large` is what a client far from its broker would set (LARGE below).
+  ProducerPerformance, whose first quarter only warms it up. acks=all, no idempotence, no compression.
+  `default` leaves the batches to the client, `large` is what a client far from its broker would set (LARGE
+  below).
 - `latency` is from when a record was due to when the consumer has it: one producer at a fixed rate, one
   consumer, librdkafka's defaults, so up to 5 ms of linger are part of it. The first second is left out.
 - `tail` is one producer and three consumers that follow it; MB/s is what the three got together.
@@ -131,9 +132,9 @@ class Scale:
 class Measured:
     """What the clients saw of one broker in one case."""
 
-    records: int
-    bytes: int
-    seconds: float
+    records_per_s: float
+    bytes_per_s: float
+    moved_bytes: int  # in all, for the CPU they took; the rates may leave a warm-up out
     latencies_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -202,11 +203,14 @@ def produce_java(scale: Scale, size: int, large: bool) -> Callable[[Broker, str]
 
     def measure(broker: Broker, topic: str) -> Measured:
         arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(size)]
-        arguments += ["--throughput", "-1", "--bootstrap-server", broker.address, "--command-property"]
+        arguments += ["--throughput", "-1", "--bootstrap-server", broker.address]
+        arguments += ["--warmup-records", str(records // 4), "--command-property"]
         arguments += [f"{name}={value}" for name, value in properties.items()]
         output = run(java_command("org.apache.kafka.tools.ProducerPerformance", arguments, ["-Xmx512m"]))
         sent, per_second = parse_producer_performance(output)
-        return Measured(sent, sent * size, sent / per_second)
+        if sent != records:
+            raise ClientFailed(f"{records - sent} of {records} records were not taken")
+        return Measured(per_second, per_second * size, records * size)
 
     return measure
 
@@ -245,8 +249,7 @@ def follow(
             sent = run_client(Produce(broker.address, topic, size, records=records, rate=rate))
             got = [reader.result() for reader in readers]
         seconds = (max(one.ended_ns for one in got) - sent.started_ns) / 1e9
-        total_records, total_bytes = sum(one.records for one in got), sum(one.bytes for one in got)
-        return Measured(total_records, total_bytes, seconds, got[0].latencies_ms)
+        return rates(sum(one.records for one in got), sum(one.bytes for one in got), seconds, got[0])
 
     return measure
 
@@ -278,21 +281,26 @@ def catch_up_java(scale: Scale, partitions: int) -> Callable[[Broker, str], Meas
         read = json.loads(output.splitlines()[-1])
         if read.get("records") != scale.records:
             raise ClientFailed(f"read {output[-300:]}")
-        return Measured(read["records"], read["bytes"], read["seconds"])
+        return rates(read["records"], read["bytes"], read["seconds"])
 
     return measure
 
 
 def parse_producer_performance(output: str) -> tuple[int, float]:
-    """Records, and records per second, from its last line. Its MB are MiB, so they are not used."""
-    found = re.findall(r"^(\d+) records sent, ([\d.]+) records/sec", output, re.MULTILINE)
-    if not found:
+    """Records in all, and records per second behind the warm-up. Its MB are MiB, so they are not used."""
+    sent = re.findall(r"^(\d+) records sent, ", output, re.MULTILINE)  # lines on the way, then the sum
+    steady = re.findall(r"^\d+ steady state records sent, ([\d.]+) records/sec", output, re.MULTILINE)
+    if not sent or not steady:
         raise ClientFailed(f"ProducerPerformance said: {output[-300:]}")
-    return int(found[-1][0]), float(found[-1][1])
+    return int(sent[-1]), float(steady[-1])
+
+
+def rates(records: int, size: int, seconds: float, timed: Result | None = None) -> Measured:
+    return Measured(records / seconds, size / seconds, size, timed.latencies_ms if timed else {})
 
 
 def seen(result: Result) -> Measured:
-    return Measured(result.records, result.bytes, result.seconds, result.latencies_ms)
+    return rates(result.records, result.bytes, result.seconds, result)
 
 
 # Clients
@@ -353,7 +361,7 @@ def finish(process: subprocess.Popen[str], given: str | None) -> str:
     except subprocess.TimeoutExpired:
         raise ClientFailed(f"not finished after {CLIENT_TIMEOUT_S} s") from None
     if process.returncode != 0:
-        raise ClientFailed(" ".join((errors or output).split())[-300:])
+        raise ClientFailed(" ".join((errors + output).split())[-300:])
     return output
 
 
@@ -371,8 +379,8 @@ def reap(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def running(broker: Broker) -> Iterator[Broker]:
-    broker.start()
     try:
+        broker.start()
         yield broker
     finally:
         killer = threading.Timer(STOP_TIMEOUT_S, broker.signal, [signal.SIGKILL])
@@ -448,9 +456,9 @@ def measure(case: Case, broker: Broker, topic: str) -> Cell:
             measured = case.measure(broker, topic)
             cpu = cpu_seconds(broker.pid) - cpu_before
             return Figures(
-                measured.records / measured.seconds,
-                measured.bytes / measured.seconds / 1e6,
-                cpu / (measured.bytes / 1e9),
+                measured.records_per_s,
+                measured.bytes_per_s / 1e6,
+                cpu / (measured.moved_bytes / 1e9),
                 peak_mib(broker.pid),
                 measured.latencies_ms,
             )
@@ -490,12 +498,12 @@ def is_latency(name: str) -> bool:
 
 
 def throughput_heading(targets: Sequence[str]) -> str:
-    each = [f"{name + ' rec/s':>12} {'MB/s':>7} {'cpu/GB':>7} {'MiB':>5}" for name in targets]
+    each = [f" {name + ' rec/s':>13} {'MB/s':>7} {'cpu/GB':>7} {'MiB':>5}" for name in targets]
     return f"{'':<{WIDTH}}{''.join(each)} {'/'.join(targets):>12}"
 
 
 def latency_heading(targets: Sequence[str]) -> str:
-    each = [f"{name + ' p50 ms':>13} {'p99':>7} {'max':>7} {'MiB':>5}" for name in targets]
+    each = [f" {name + ' p50 ms':>13} {'p99':>7} {'max':>7} {'MiB':>5}" for name in targets]
     return f"{'':<{WIDTH}}{''.join(each)} {'p50, p99':>12}"
 
 
@@ -503,12 +511,12 @@ def row(name: str, cells: dict[str, Cell]) -> str:
     text = f"{name:<{WIDTH}}"
     for cell in cells.values():
         if isinstance(cell, Failure):
-            text += f"{'failed':>34}"
+            text += f" {'failed':>34}"
         elif is_latency(name):
             ms = cell.latencies_ms
-            text += f"{ms['p50']:>13.1f} {ms['p99']:>7.1f} {ms['max']:>7.1f} {cell.peak_mib:>5.0f}"
+            text += f" {ms['p50']:>13.1f} {ms['p99']:>7.1f} {ms['max']:>7.1f} {cell.peak_mib:>5.0f}"
         else:
-            text += f"{cell.records_per_s:>12,.0f} {cell.mb_per_s:>7.1f}"
+            text += f" {cell.records_per_s:>13,.0f} {cell.mb_per_s:>7.1f}"
             text += f" {cell.cpu_s_per_gb:>7.2f} {cell.peak_mib:>5.0f}"
     text += f" {ratio(name, list(cells.values())):>12}"
     failures = [
@@ -535,6 +543,7 @@ def describe_machine() -> dict[str, str]:
         "date": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
         "machine": f"{os.cpu_count()} x {match[1] if match else platform.machine()}, {memory:.0f} GiB, "
         f"{platform.system()} {platform.release()}",
+        "load before": f"{os.getloadavg()[0]:.1f}",
         "versions": f"dray {metadata.version('dray')}, Kafka {kafka_version()}, {java}, "
         f"Python {platform.python_version()}, librdkafka {confluent_kafka.libversion()[0]}",
     }
