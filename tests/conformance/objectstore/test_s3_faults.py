@@ -78,16 +78,24 @@ def health_of(store: ObjectStore) -> Health:
     return store.health  # by a call, since mypy takes a property for a constant
 
 
+async def head(store: ObjectStore) -> object:
+    return (await store.head("k")).size  # not its time: two puts of the same may fall into two seconds
+
+
+async def list_keys(store: ObjectStore) -> object:
+    return [(info.key, info.size) for info in await store.list()]
+
+
 CALLS: dict[str, tuple[str, Callable[[ObjectStore], Awaitable[object]]]] = {
     "put": ("PUT", lambda s: s.put("new", b"content")),
     "put-if-absent": ("PUT", lambda s: s.put("new", b"content", if_absent=True)),
     "get": ("GET", lambda s: s.get("k")),
     "get_range": ("GET", lambda s: s.get_range("k", 1, 3)),
     "get_range clipped": ("GET", lambda s: s.get_range("k", 1, 300, clip=True)),
-    "head": ("HEAD", lambda s: s.head("k")),
+    "head": ("HEAD", head),
     "delete": ("DELETE", lambda s: s.delete("k")),
     "delete_many": ("POST", lambda s: s.delete_many(["k"])),
-    "list": ("GET", lambda s: s.list()),
+    "list": ("GET", list_keys),
 }
 PASSING = {
     "503 SlowDown": answer(503, "SlowDown"),
