@@ -1,7 +1,8 @@
 """Which entry holds an offset, and where a stream begins and ends.
 
 `OffsetIndex` reads the store, through an `IndexCache` where it is given one. It knows nothing of verdicts:
-which entries are decided, and so the high watermark, is for those who fold them.
+which entries are decided, and so the high watermark, is for those who fold them; which of them count, where
+that is not certain, is for a `Witness`.
 
 - Live entries tile [0, end): what is not so was read while it changed, or is stale, and is read again, behind
   a barrier. It is never taken for an offset out of range.
@@ -89,6 +90,10 @@ class OffsetIndex:
     def has_at_hand(self, stream_id: int) -> bool:
         """Whether the bounds of the stream are known without asking the store."""
         return self._cache.end(stream_id) is not None and self._cache.log_start(stream_id) is not None
+
+    def told_log_start(self, stream_id: int) -> int:
+        """The highest log start that is known here: at least so many offsets are gone."""
+        return self._told_of(stream_id).log_start
 
     async def end(self, stream_id: int, *, fresh: bool = False) -> Position:
         """Where the next append will start: offset and cumulative bytes."""

@@ -36,6 +36,7 @@ class Store(MemoryStore):
         self.unseen: set[str] = set()  # keys that reads do not show before the next barrier
         self.at_get: Callable[[], Awaitable[None]] | None = None
         self.at_swap: Callable[[], Awaitable[None]] | None = None
+        self.at_barrier: Callable[[], Awaitable[None]] | None = None
         self.swaps_lost: list[str] = []  # "before" or "after" taking effect, one for each call
         self.at_delete: Callable[[], Awaitable[None]] | None = None
 
@@ -66,6 +67,9 @@ class Store(MemoryStore):
 
     async def barrier(self, domain: int) -> None:
         self.calls["barrier"] += 1
+        if self.at_barrier is not None:
+            act, self.at_barrier = self.at_barrier, None
+            await act()
         self.unseen.clear()
         await super().barrier(domain)
 
@@ -250,6 +254,18 @@ async def test_what_a_swap_took_into_a_longer_range_has_to_be_looked_up(store: S
         await witness(store).judge(stale[position : position + 1])
 
 
+async def test_the_next_entry_is_not_taken_for_one_that_is_gone(store: Store) -> None:
+    """As a swap that died half-way leaves them: the first is removed, the second is not yet."""
+    for number in (1, 2, 3):
+        await committed(store, 2, number=number)
+    stale = await read(store)
+    swap = replace_run(stale, parquet_entry(6))
+    await carry_out(store, D, replace(swap, deletes=swap.deletes[:1]))
+    await store.delete(D, record_key(number_of(1)))
+    with pytest.raises(VersionConflict):
+        await witness(store).judge(stale[:1])
+
+
 async def test_another_broker_marks_first(store: Store) -> None:
     await fenced(store, 2, number=1)
     entries = await read(store)
@@ -349,6 +365,31 @@ async def test_one_who_is_cancelled_does_not_take_the_read_from_the_others(store
     released.set()
     assert await second == entries
     assert store.calls == {"get": 1}
+
+
+async def test_a_read_from_before_the_barrier_does_not_count_behind_it(store: Store) -> None:
+    await committed(store, 2, number=1)
+    entries = await read(store)
+    judge = witness(store)
+    store.unseen.add(record_key(number_of(1)))
+    reached, released = asyncio.Event(), asyncio.Event()
+    others: list[asyncio.Task[list[Placed]]] = []
+
+    async def hold() -> None:
+        store.at_get = None
+        reached.set()
+        await released.wait()
+
+    async def begin_another() -> None:
+        store.at_get = hold
+        others.append(asyncio.create_task(judge.judge(entries)))
+        await reached.wait()
+
+    store.at_barrier = begin_another
+    assert await judge.judge(entries) == entries
+    assert not others[0].done()
+    released.set()
+    assert await others[0] == entries
 
 
 async def test_a_failed_read_is_told_and_not_remembered(store: Store) -> None:
