@@ -16,7 +16,7 @@ the page cache and never syncs. Dray is embedded: SQLite and files.
   consumer, librdkafka's defaults, so up to 5 ms of linger are part of it. The first second is left out.
 - `tail` is one producer and three consumers that follow it; MB/s is what the three got together.
 - `catch-up` reads a topic of `--records` from the beginning by `assign`. ConsumerPerformance needs a group,
-  so the Java reader is ours (tests/servers/kafka/Clients.java), with Kafka's consumer.
+  so the Java reader is ours (tests/servers/kafka/Clients.java), with Kafka's consumer in a JVM just started.
 
 CPU is that of the broker with its children for each GB (10⁹ bytes) that producers sent or consumers got;
 MiB is the peak of its resident memory during the case. Nothing here asserts: machines differ, ratios travel
