@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dray import __version__
+from dray import __version__, logs
+from dray.broker import open_broker
 from dray.config import SETTINGS, Given, Settings, load_settings
 from dray.errors import (
     AccessDenied,
@@ -37,11 +39,22 @@ from dray.metadata.cluster import Cluster, open_cluster, read_cluster
 from dray.metadata.opening import SqliteUrl, open_store, parse_metadata_url, redact
 from dray.metadata.store import MetadataStore
 from dray.wal.inspect import as_json, as_table, inspect_object, read_object
+from dray.workers import run_workers
+
+try:
+    from uvloop import run
+except ImportError:  # where it does not exist
+    run = asyncio.run  # type: ignore[assignment]
 
 Command: TypeAlias = Callable[[Settings, argparse.Namespace], Coroutine[Any, Any, int]]
 
 EXAMPLES = """\
 examples:
+  drayd broker
+      serve Kafka clients on 127.0.0.1:9092, with everything under ./data
+  drayd broker --listen 0.0.0.0:9092 --advertise broker1:9092 --zone euw1-az1 \\
+      --metadata oxia://oxia:6648/default --objects s3://bucket/dray --workers 4
+      four brokers of one zone on one host, on ports 9092 to 9095
   drayd admin metadata check
       try the embedded store in ./data
   drayd admin cluster init --data /var/lib/dray --set metadata.domains=64
@@ -76,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Command = arguments.command
     try:
         settings = load_settings(getattr(arguments, "config", None), given)
-        return asyncio.run(command(settings, arguments))
+        if command is _broker and settings.workers > 1:
+            return run_workers(settings, list(sys.argv[1:] if argv is None else argv))
+        return run(command(settings, arguments))
     except ConfigError as error:
         return _fail(2, str(error))
     except DrayError as error:
@@ -95,13 +110,7 @@ def build_parser(given: list[Given]) -> argparse.ArgumentParser:
     group.add_argument(
         "--set", action=_Collect, const=given, metavar="KEY=VALUE", help="any setting by its name; repeatable"
     )
-    for setting in SETTINGS.values():
-        if setting.flag is not None:
-            default = (setting.default or "").format(data="<data>", absolute_data="<data>")
-            doc = f"{setting.doc} Default: {default}".replace("%", "%%")
-            group.add_argument(
-                f"--{setting.name}", action=_Collect, const=given, metavar=setting.flag, help=doc
-            )
+    _add_options(group, given, None)
 
     def add(
         under: argparse._SubParsersAction[argparse.ArgumentParser], name: str, doc: str
@@ -118,6 +127,9 @@ def build_parser(given: list[Given]) -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"drayd {__version__}")
     modes = root.add_subparsers(required=True, metavar="MODE")
+    broker = add(modes, "broker", "Serve Kafka clients.")
+    _add_options(broker.add_argument_group("broker settings"), given, "broker")
+    broker.set_defaults(command=_broker)
     admin = add(modes, "admin", "Look at a cluster and take care of it.").add_subparsers(
         required=True, metavar="AREA"
     )
@@ -159,6 +171,21 @@ def build_parser(given: list[Given]) -> argparse.ArgumentParser:
     return root
 
 
+def _add_options(group: argparse._ArgumentGroup, given: list[Given], command: str | None) -> None:
+    """The settings that have an option of their own, those of all commands or those of one."""
+    for setting in SETTINGS.values():
+        if setting.flag is not None and setting.only == command:
+            default = (setting.default or "").format(data="<data>", absolute_data="<data>")
+            doc = f"{setting.doc} Default: {default}" if default else setting.doc
+            group.add_argument(
+                setting.option,
+                action=_Collect,
+                const=given,
+                metavar=setting.flag,
+                help=doc.replace("%", "%%"),
+            )
+
+
 class _Collect(argparse.Action):
     """Append to the list in `const`: a subparser's namespace would replace what stood before it."""
 
@@ -169,12 +196,26 @@ class _Collect(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        name, text = option_string.removeprefix("--") if option_string else "", str(values)
+        name, text = (option_string or "").removeprefix("--").replace("-", "."), str(values)
         if name == "set":
             name, equals, text = text.partition("=")
             if not equals:
                 raise argparse.ArgumentError(self, f"{redact(name)!r} has no '='; write key=value")
         self.const.append(Given(name, text, option_string or ""))
+
+
+async def _broker(settings: Settings, arguments: argparse.Namespace) -> int:
+    logs.set_up(settings.log_format, settings.log_level)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        async with open_broker(settings):
+            await stopping.wait()
+    except OSError as error:
+        return _fail(1, f"cannot listen on {settings.listen}: {error.strerror or error}")
+    return 0
 
 
 async def _cluster_show(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ from dray.metadata.opening import (
     redact,
     split_url,
 )
+from dray.metadata.store import MAX_SESSION_MS, MIN_SESSION_MS
 from dray.objectstore.opening import parse_objects_url
 
 ENV_PREFIX = "DRAY_"
@@ -60,6 +61,44 @@ def _int_between(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("it must be true or false")
+    return text == "true"
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"it must be one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _address(text: str) -> Address:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", text)
+    if match is None or int(match[3]) > 65_535:
+        raise ValueError("it must be host:port, or [address]:port for IPv6")
+    return Address(match[1] or match[2], int(match[3]))
+
+
+def _zone(text: str) -> str:
+    """What a client can name in `client.id`: a comma would end it there."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{0,128}", text):
+        raise ValueError("it must be letters, digits, '.', '_' and '-', at most 128 of them")
+    return text
 
 
 def _metadata_url(text: str) -> str:
@@ -105,6 +144,7 @@ class Setting:
     default: str | None  # may refer to {data} and {absolute_data}; None leaves it unset
     doc: str
     flag: str | None = None  # placeholder of a command-line option of its own
+    only: str | None = None  # the command that has this option; None: all have it
 
     @property
     def field(self) -> str:
@@ -113,6 +153,10 @@ class Setting:
     @property
     def env(self) -> str:
         return ENV_PREFIX + self.field.upper()
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name.replace(".", "-")
 
 
 def _about(*row: Any, **more: Any) -> dict[str, Setting]:
@@ -198,8 +242,178 @@ class Settings:
         metadata=_about(
             "wal.buffer.bytes",
             _int_between(2**20, 2**40),
-            "268435456",
+            "134217728",
             "Most bytes of batches between acceptance and answer; above it, connections are not read.",
+        )
+    )
+    listen: Address = field(
+        metadata=_about(
+            "listen",
+            _address,
+            "127.0.0.1:9092",
+            "Where Kafka clients connect. Port 0 takes a free one.",
+            flag="HOST:PORT",
+            only="broker",
+        )
+    )
+    advertise: Address | None = field(
+        metadata=_about(
+            "advertise",
+            _address,
+            None,
+            "Where clients are told to connect; as --listen unless set. Port 0 is that of --listen.",
+            flag="HOST:PORT",
+            only="broker",
+        )
+    )
+    zone: str = field(
+        metadata=_about(
+            "zone",
+            _zone,
+            "",
+            "The broker's zone. Clients with zone_id=ZONE in their client.id are kept within it.",
+            flag="ZONE",
+            only="broker",
+        )
+    )
+    node_id: int | None = field(
+        metadata=_about(
+            "node.id",
+            _int_between(0, 2**31 - 1),
+            None,
+            "The broker's number among its peers; the first free one unless set.",
+            flag="N",
+            only="broker",
+        )
+    )
+    workers: int = field(
+        metadata=_about(
+            "workers",
+            _int_between(1, 256),
+            "1",
+            "Brokers to start, as processes on consecutive ports and node ids.",
+            flag="N",
+            only="broker",
+        )
+    )
+    log_format: str = field(
+        metadata=_about("log.format", _one_of("text", "json"), "text", "How log lines are written to stderr.")
+    )
+    log_level: str = field(
+        metadata=_about(
+            "log.level", _one_of("debug", "info", "warning", "error"), "info", "The least that is logged."
+        )
+    )
+    auto_create_topics_enable: bool = field(
+        metadata=_about(
+            "auto.create.topics.enable",
+            _boolean,
+            "true",
+            "Whether a topic comes into being when a client asks for its metadata.",
+        )
+    )
+    num_partitions: int = field(
+        metadata=_about(
+            "num.partitions",
+            _int_between(1, 10_000),
+            "1",
+            "Partitions of a topic that does not say.",
+        )
+    )
+    message_max_bytes: int = field(
+        metadata=_about(
+            "message.max.bytes",
+            _int_between(0, 2**31 - 1),
+            "1048588",
+            "Largest record batch, for topics that do not set max.message.bytes.",
+        )
+    )
+    fetch_max_bytes: int = field(
+        metadata=_about(
+            "fetch.max.bytes",
+            _int_between(1024, 2**31 - 1),
+            "57671680",
+            "Most bytes of one fetch response, but for a single larger batch.",
+        )
+    )
+    fetch_buffer_bytes: int = field(
+        metadata=_about(
+            "fetch.buffer.bytes",
+            _int_between(2**20, 2**40),
+            "67108864",
+            "Most bytes of fetch responses that are being read or sent; above it, fetches wait.",
+        )
+    )
+    fetch_cache_bytes: int = field(
+        metadata=_about(
+            "fetch.cache.bytes",
+            _int_between(2**20, 2**40),
+            "67108864",
+            "Memory for WAL objects that were written here or read lately.",
+        )
+    )
+    index_cache_bytes: int = field(
+        metadata=_about(
+            "index.cache.bytes",
+            _int_between(2**20, 2**40),
+            "67108864",
+            "Memory for the offset index.",
+        )
+    )
+    network_max_request_bytes: int = field(
+        metadata=_about(
+            "network.max_request_bytes", _int_between(1024, 2**31 - 1), "104857600", "Largest request."
+        )
+    )
+    network_max_inflight_bytes: int = field(
+        metadata=_about(
+            "network.max_inflight_bytes",
+            _int_between(2**20, 2**40),
+            "134217728",
+            "Most bytes of requests that are not answered yet; above it, connections are not read.",
+        )
+    )
+    network_max_connection_inflight_bytes: int = field(
+        metadata=_about(
+            "network.max_connection_inflight_bytes",
+            _int_between(2**16, 2**40),
+            "67108864",
+            "The same for one connection.",
+        )
+    )
+    network_send_timeout_ms: int = field(
+        metadata=_about(
+            "network.send_timeout_ms",
+            _int_between(100, 3_600_000),
+            "30000",
+            "A client that does not take its responses for so long is disconnected.",
+        )
+    )
+    max_connections: int = field(
+        metadata=_about("max.connections", _int_between(1, 1_000_000), "10000", "Most connections at once.")
+    )
+    connections_max_idle_ms: int = field(
+        metadata=_about(
+            "connections.max.idle.ms",
+            _int_between(100, 2**40),
+            "600000",
+            "A connection without requests for so long is closed.",
+        )
+    )
+    broker_session_timeout_ms: int = field(
+        metadata=_about(
+            "broker.session.timeout.ms",
+            _int_between(MIN_SESSION_MS, MAX_SESSION_MS),
+            "9000",
+            "How long a broker that died is still named to clients.",
+        )
+    )
+    routing_enforce_owner: bool = field(
+        metadata=_about(
+            "routing.enforce_owner",
+            _boolean,
+            "false",
+            "Refuse partitions of another broker (NOT_LEADER_OR_FOLLOWER) instead of serving them.",
         )
     )
 

@@ -14,6 +14,10 @@ DrayError
 │   ├── InvalidTimestamp     its timestamps are not a client's to set
 │   ├── IdempotentBatch      Dray cannot tell this producer's duplicates yet
 │   └── TransactionalBatch   Dray has no transactions
+├── NotOwner                 ask the broker that owns the partition
+├── FutureEpoch              the client knows of a leader that there never was
+├── BadRequest               the request contradicts itself, or asks for what Dray does not do
+├── TimedOut                 it is not done in the time that was given; it may be done yet
 ├── OffsetOutOfRange         the reader is to choose another place to begin
 ├── CompactedRange           this Dray cannot read it yet
 ├── WalFormatError           do not use the object, or this part of it
@@ -23,6 +27,9 @@ DrayError
 ├── TopicError               tell the client which topic, and what is wrong with it
 │   ├── TopicExists          the name is taken: use the topic, or choose another name
 │   ├── UnknownTopic         there is no such topic, or no longer
+│   ├── UnknownTopicId       no topic has this id, or no longer
+│   ├── UnknownPartition     the topic has fewer partitions
+│   ├── InvalidAssignment    leave replicas to Dray, or assign them without holes
 │   ├── InvalidTopicName     choose a name that Kafka allows
 │   ├── InvalidPartitions    choose a number of partitions that this topic can have
 │   ├── InvalidReplication   choose a replication factor that Dray can give
@@ -131,6 +138,22 @@ class IdempotentBatch(InvalidBatch):
 
 class TransactionalBatch(InvalidBatch):
     """Part of a transaction. INVALID_REQUEST."""
+
+
+class NotOwner(DrayError):
+    """`routing.enforce_owner` is on, and another broker owns the partition."""
+
+
+class FutureEpoch(DrayError):
+    """A client named a leader epoch above the only one there is."""
+
+
+class BadRequest(DrayError):
+    """Well-formed, but nothing that can be done. INVALID_REQUEST."""
+
+
+class TimedOut(DrayError):
+    """The client's own time limit has passed."""
 
 
 class OffsetOutOfRange(DrayError):
@@ -335,6 +358,28 @@ class UnknownTopic(TopicError):
     def __init__(self, topic: str | UUID) -> None:
         super().__init__(f"there is no topic {str(topic)!r}")
         self.topic = topic
+
+
+class UnknownTopicId(TopicError):
+    """No topic has this id."""
+
+    def __init__(self, topic_id: UUID) -> None:
+        super().__init__(f"there is no topic with id {topic_id}")
+        self.topic_id = topic_id
+
+
+class UnknownPartition(TopicError):
+    """The topic has no such partition."""
+
+    def __init__(self, name: str, partition: int, partitions: int) -> None:
+        super().__init__(f"topic {name!r} has {partitions} partitions, and no number {partition}")
+        self.name = name
+        self.partition = partition
+        self.partitions = partitions
+
+
+class InvalidAssignment(TopicError):
+    """Replicas were assigned in a way that cannot be."""
 
 
 class InvalidTopicName(TopicError):

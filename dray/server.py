@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from dray.errors import MalformedRequest
 from dray.protocol.codec import Buffer
@@ -177,7 +177,8 @@ class Connection(asyncio.Protocol):
         self._unsent: list[Callable[[], None]] = []
         self._write_paused = False
         self._read_paused = False
-        self._finishing = False
+        self._finishing = False  # nothing more is taken, not even what has come already
+        self._eof = False  # nothing more will come
         self._send_timer: asyncio.TimerHandle | None = None
         self._active_at = 0.0
         self.peer = "?"
@@ -192,8 +193,7 @@ class Connection(asyncio.Protocol):
     # --- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         host, port, *_ = transport.get_extra_info("peername") or ("?", 0)
         self.peer = f"{host}:{port}"
         self._active_at = self._loop.time()
@@ -208,8 +208,8 @@ class Connection(asyncio.Protocol):
         self._take_frames()
 
     def eof_received(self) -> bool:
-        # Half-closed: a client that sent its last request still gets its answers.
-        self._finishing = True
+        # Half-closed: what a client sent before is worked on and answered.
+        self._eof = True
         self._close_if_done()
         return True
 
@@ -336,9 +336,9 @@ class Connection(asyncio.Protocol):
             self._send(pending.size, answer)
         if took:
             self._active_at = self._loop.time()
-            self._close_if_done()
             if self._read_paused or self._rest:
                 self._take_frames()
+            self._close_if_done()
 
     def _send(self, size: int, answer: Answer | None) -> None:
         assert self._transport is not None
@@ -383,7 +383,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _close_if_done(self) -> None:
-        if self._finishing and not self._pending and self._transport is not None:
+        waits = self._incoming is not None and not self._incoming.admitted
+        is_over = self._finishing or (self._eof and not waits)
+        if is_over and not self._pending and self._transport is not None:
             self._transport.close()
 
 

@@ -19,6 +19,7 @@ from dray.wal.writer import Committed, WalWriter
 class Appending:
     """Batches on their way. `append_time_ms` is set where the broker's time is that of the records."""
 
+    stream_id: int
     committed: asyncio.Future[Committed]
     append_time_ms: int | None
 
@@ -57,7 +58,7 @@ class LogAppender:
             for batch in batches
         ]
         domain = stream_domain(stream_id, self._num_domains)
-        return Appending(self._writer.submit(domain, pending), append_time_ms)
+        return Appending(stream_id, self._writer.submit(domain, pending), append_time_ms)
 
 
 def _check(batch: Batch, allows_zstd: bool) -> None:

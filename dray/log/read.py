@@ -25,11 +25,10 @@ from dray.errors import (
 )
 from dray.index.entry import ParquetFile, Placed, WalChunk
 from dray.index.lookup import OffsetIndex
-from dray.index.witness import Witness
 from dray.log.plan import Available, Span, share
 from dray.log.wakeups import Waiter, Wakeups
 from dray.protocol.codec import Buffer, Pieces
-from dray.protocol.records import empty_batch, patched
+from dray.protocol.records import Batch, empty_batch, patched, read_batch
 from dray.wal.reader import WalReader
 
 # There are no leaders, so there is one epoch for ever (X-57).
@@ -83,14 +82,12 @@ class LogReader:
     def __init__(
         self,
         index: OffsetIndex,
-        witness: Witness,
         objects: WalReader,
         wakeups: Wakeups,
         *,
         buffer_bytes: int,
     ) -> None:
         self._index = index
-        self._witness = witness
         self._objects = objects
         self._wakeups = wakeups
         self._budget = _Budget(buffer_bytes)
@@ -119,11 +116,10 @@ class LogReader:
         self._read_ahead(located, chosen)
         return Fetched(partitions, lambda: self._budget.give_back(size))
 
-    async def read_batches(self, placed: Placed, first: int, last: int) -> memoryview:
-        """The stored bytes of some batches of an entry, each behind its length. For those who look inside."""
-        assert isinstance(placed.entry.where, WalChunk), "only a chunk has batches"
-        path, start, end = _place_of(Span(placed, first, last, 0))
-        return _joined(await self._objects.read(path, start, end))
+    async def read_batch(self, placed: Placed, number: int) -> Batch:
+        """One batch of a chunk, checked, for those who look inside."""
+        pieces = await self._objects.read(*_place_of(Span(placed, number, number + 1, 0)))
+        return read_batch(_joined(pieces))
 
     # --- looking
 
@@ -201,8 +197,6 @@ class LogReader:
             page = await self._index.range(want.stream_id, at, PAGE_ENTRIES, fresh=fresh)
             if not page:
                 break
-            known = self._witness.known(page)
-            page = await self._witness.judge(page) if known is None else known
             for placed in page:
                 where = placed.entry.where
                 size += where.chunk_length if isinstance(where, WalChunk) else 0

@@ -1,0 +1,301 @@
+"""One broker: wires its parts, owns their tasks, and stops them in order.
+
+A broker has nothing of its own. Killed at any moment, it loses only what nobody was told is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from typing import Any
+
+from dray import __version__
+from dray.config import SETTINGS, Address, Settings
+from dray.errors import DrayError, MetadataError
+from dray.handlers.call import Services
+from dray.handlers.dispatch import Dispatcher
+from dray.index.cache import IndexCache
+from dray.index.decided import DecidedIndex
+from dray.index.entry import WalChunk, stream_domain, stream_of
+from dray.index.times import TimeIndex
+from dray.index.witness import Witness
+from dray.log.append import LogAppender
+from dray.log.read import LogReader
+from dray.log.wakeups import Wakeups
+from dray.metadata.cluster import Cluster, open_cluster
+from dray.metadata.opening import open_store, redact
+from dray.metadata.store import EntryChange, Gap, MetadataStore, WatchEvent
+from dray.objectstore.opening import open_object_store
+from dray.objectstore.store import ObjectStore
+from dray.registry import BrokerRegistry
+from dray.server import Answer, Connection, NetworkLimits, Server
+from dray.topics.catalog import TopicCatalog, topic_directory
+from dray.wal.orphans import OrphanCollector
+from dray.wal.reader import WalReader
+from dray.wal.writer import CommittedObject, WalWriter
+
+log = logging.getLogger(__name__)
+
+# Of the ten seconds that a stop may take: the rest is for the store and the writer.
+DRAIN_S = 6.0
+CLOSE_S = 3.0
+# A watch that failed is begun again; a store that comes back is met by all domains at once.
+RETRY_PAUSE_S = 0.5
+# Objects without a commit are looked for now and then, by every broker in another order. They are an hour old
+# at least: sealing, uploading and appending have deadlines of seconds, and being early would only waste work.
+COLLECT_EVERY_S = 600.0
+ORPHAN_AGE_MS = 3_600_000
+# Where no zone is set, objects are filed under this name.
+NO_ZONE = "none"
+
+
+class Broker:
+    """Made by `open_broker`. Serves until `stop`."""
+
+    def __init__(
+        self, settings: Settings, cluster: Cluster, store: MetadataStore, objects: ObjectStore
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._store = store
+        self._objects = objects
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cache = IndexCache(settings.index_cache_bytes)
+        self._witness = Witness(store, self._domain_of)
+        self._index = DecidedIndex(store, self._domain_of, self._cache, self._witness)
+        self._wal_reader = WalReader(objects, cache_bytes=settings.fetch_cache_bytes)
+        self._wakeups = Wakeups()
+        self._writer = WalWriter(
+            store,
+            objects,
+            zone=settings.zone or NO_ZONE,
+            incarnation=cluster.incarnation,
+            target_bytes=settings.wal_segment_bytes,
+            linger_ms=settings.wal_linger_ms,
+            max_buffer_bytes=settings.wal_buffer_bytes,
+            clock=self._index.now,
+            on_commit=self._committed,
+        )
+        self._reader = LogReader(
+            self._index, self._wal_reader, self._wakeups, buffer_bytes=settings.fetch_buffer_bytes
+        )
+        self._topic_defaults = {"max.message.bytes": str(settings.message_max_bytes)}
+        self._topic_view = topic_directory(store)
+        self._topics = TopicCatalog(
+            store,
+            cluster.num_domains,
+            self._topic_view,
+            wall_clock_ms=_now_ms,
+            num_partitions=settings.num_partitions,
+            defaults=self._topic_defaults,
+        )
+        self._registry: BrokerRegistry | None = None
+        self._server: Server | None = None
+        self._ready = asyncio.Event()
+        self.address: Address | None = None
+
+    async def start(self) -> None:
+        """Ready when this returns. Raises `OSError` where it cannot listen, and what the stores raise."""
+        settings = self._settings
+        for domain in range(self._cluster.num_domains):
+            self._run(self._follow(domain), f"domain {domain}")
+        self._run(self._topic_view.run(), "topics")
+        await self._topic_view.loaded()
+        # Bound before it is registered, so that nobody is sent to a port that is not there.
+        self._server = server = Server(self._handle_once_ready, _limits(settings))
+        host, port = await server.start(settings.listen.host, settings.listen.port)
+        self.address = _advertised(settings, host, port)
+        self._registry = registry = BrokerRegistry(
+            self._store,
+            host=self.address.host,
+            port=self.address.port,
+            zone=settings.zone,
+            rack=settings.zone or None,
+            node_id=settings.node_id,
+            ttl_ms=settings.broker_session_timeout_ms,
+            started_at_ms=_now_ms(),
+            version=__version__,
+        )
+        await registry.start()
+        self._run(registry.run(), "registry")
+        services = Services(
+            cluster_id=self._cluster.cluster_id,
+            registry=registry,
+            topics=self._topics,
+            index=self._index,
+            times=TimeIndex(self._index, self._reader.read_batch),
+            appender=LogAppender(self._writer, self._cluster.num_domains),
+            reader=self._reader,
+            auto_create_topics=settings.auto_create_topics_enable,
+            enforce_owner=settings.routing_enforce_owner,
+            fetch_max_bytes=settings.fetch_max_bytes,
+            topic_defaults=self._topic_defaults,
+            settings=_described(settings),
+        )
+        server.handle = Dispatcher(services).handle
+        self._ready.set()
+        self._run(self._sweep(), "sweep")
+        self._run(self._collect(), "orphans")
+        log.info(
+            "broker %d is ready",
+            registry.node_id,
+            extra={
+                "listen": f"{host}:{port}",
+                "advertise": str(self.address),
+                "zone": settings.zone,
+                "cluster_id": self._cluster.cluster_id,
+                "metadata": redact(settings.metadata),
+                "objects": redact(settings.objects),
+            },
+        )
+
+    async def stop(self) -> None:
+        """Answer what was read, commit what was accepted, deregister. Takes ten seconds at most."""
+        self._wakeups.stop()
+        if self._registry is not None:
+            # First, so that clients go elsewhere while the rest is drained.
+            await _at_most(CLOSE_S, self._registry.close(), "deregistering")
+        if self._server is not None:
+            await self._server.stop(DRAIN_S)
+        await _at_most(CLOSE_S, self._writer.close(), "committing what was accepted")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._wal_reader.close()
+        log.info("broker stopped")
+
+    async def _handle_once_ready(self, frame: bytes, connection: Connection) -> Answer | None:
+        """For those who connect between binding the port and knowing this broker's node id."""
+        await self._ready.wait()
+        assert self._server is not None
+        return await self._server.handle(frame, connection)
+
+    def _domain_of(self, stream_id: int) -> int:
+        return stream_domain(stream_id, self._cluster.num_domains)
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(_report)
+
+    def _committed(self, done: CommittedObject) -> None:
+        """What this broker wrote itself it reads from memory, before the watch tells of it."""
+        self._wal_reader.add(done.path, done.body)
+        for placed in done.entries:
+            where = placed.entry.where
+            assert isinstance(where, WalChunk), "the writer makes nothing else"
+            self._witness.know(where.object_id)
+            self._index.add(placed, done.began)
+            self._wakeups.wake(placed.entry.stream_id)
+
+    async def _follow(self, domain: int) -> None:
+        """Keep the index cache right, and wake those who wait, for as long as the broker runs."""
+        while True:
+            try:
+                await self._cache.follow(self._store, domain, self._tell)
+                return  # the store was closed
+            except MetadataError as error:
+                log.warning("watch of domain %d: %s", domain, error)
+            self._wakeups.wake_all()
+            await asyncio.sleep(RETRY_PAUSE_S * (1 + random.random()))
+
+    def _tell(self, event: WatchEvent) -> None:
+        if isinstance(event, Gap):
+            self._wakeups.wake_all()
+            return
+        for change in event.changes:
+            if isinstance(change, EntryChange) and change.version is not None:
+                stream_id = stream_of(change.sequence)
+                if stream_id is not None:
+                    self._wakeups.wake(stream_id)
+
+    async def _sweep(self) -> None:
+        """Finish what a broker that died has left half done with topics."""
+        try:
+            await self._topics.sweep()
+        except DrayError as error:
+            log.warning("topics that are half made or half deleted stay so for now: %s", error)
+
+    async def _collect(self) -> None:
+        collector = OrphanCollector(self._store, self._objects)
+        while True:
+            await asyncio.sleep(COLLECT_EVERY_S * (0.5 + random.random()))
+            for domain in random.sample(range(self._cluster.num_domains), self._cluster.num_domains):
+                try:
+                    await collector.collect(domain, _now_ms(), ORPHAN_AGE_MS)
+                except DrayError as error:
+                    log.warning("orphans of domain %d: %s", domain, error)
+
+
+@asynccontextmanager
+async def open_broker(settings: Settings) -> AsyncIterator[Broker]:
+    """A broker that serves, until the context is left."""
+    store = await open_store(settings.metadata, settings.metadata_timeout_ms / 1000)
+    try:
+        cluster = await open_cluster(store, settings.metadata_domains)
+        objects = await open_object_store(settings.objects)
+        try:
+            broker = Broker(settings, cluster, store, objects)
+            try:
+                await broker.start()
+                yield broker
+            finally:
+                await broker.stop()
+        finally:
+            await objects.close()
+    finally:
+        await store.close()
+
+
+def _limits(settings: Settings) -> NetworkLimits:
+    return NetworkLimits(
+        max_request_bytes=settings.network_max_request_bytes,
+        max_connections=settings.max_connections,
+        max_inflight_bytes=settings.network_max_inflight_bytes,
+        max_connection_inflight_bytes=settings.network_max_connection_inflight_bytes,
+        max_idle_s=settings.connections_max_idle_ms / 1000,
+        send_timeout_s=settings.network_send_timeout_ms / 1000,
+    )
+
+
+def _advertised(settings: Settings, host: str, port: int) -> Address:
+    """What clients are told. An address that means "all interfaces" is no address to connect to."""
+    if settings.advertise is not None:
+        return Address(settings.advertise.host, settings.advertise.port or port)
+    return Address(socket.gethostname() if host in ("0.0.0.0", "::") else settings.listen.host, port)
+
+
+def _described(settings: Settings) -> dict[str, tuple[str, str, str]]:
+    """The settings as DescribeConfigs tells them; passwords in URLs are left out."""
+    described = {}
+    for of in fields(Settings):
+        setting = SETTINGS[of.metadata["setting"].name]
+        value = getattr(settings, of.name)
+        text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+        described[setting.name] = (redact(text), setting.default or "", setting.doc)
+    return described
+
+
+async def _at_most(limit_s: float, work: Coroutine[Any, Any, None], what: str) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await work
+    except TimeoutError:
+        log.warning("%s took more than %g s and was left", what, limit_s)
+    except DrayError as error:
+        log.warning("%s: %s", what, error)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s ended", task.get_name(), exc_info=error)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,100 @@
+"""What every handler gets: the request, who sent it, and the parts of the broker it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+from dray.errors import UnknownPartition, UnknownTopic, UnknownTopicId
+from dray.index.lookup import OffsetIndex
+from dray.index.times import TimeIndex
+from dray.log.append import LogAppender
+from dray.log.read import LogReader
+from dray.protocol.codec import Fields
+from dray.registry import BrokerRegistry
+from dray.routing import Brokers
+from dray.server import Connection
+from dray.topics.catalog import Topic, TopicCatalog
+
+NO_THROTTLE = timedelta(0)
+NOBODY = UUID(int=0)  # Kafka's way to say that there is no topic id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    cluster_id: str
+    registry: BrokerRegistry
+    topics: TopicCatalog
+    index: OffsetIndex
+    times: TimeIndex
+    appender: LogAppender
+    reader: LogReader
+    auto_create_topics: bool
+    enforce_owner: bool
+    fetch_max_bytes: int
+    topic_defaults: Mapping[str, str]
+    settings: Mapping[str, tuple[str, str, str]]  # name -> value, default and documentation
+
+    @property
+    def brokers(self) -> Brokers:
+        return self.registry.brokers
+
+
+class Call(NamedTuple):
+    services: Services
+    connection: Connection
+    version: int
+    client_id: str | None
+    zone: str | None
+    body: Any  # kio's entity
+
+    def owns(self, stream_id: int) -> bool:
+        """Whether to serve this stream here; everybody does, unless `routing.enforce_owner` is on."""
+        services = self.services
+        return not services.enforce_owner or services.brokers.is_owner(
+            services.registry.node_id, self.zone, stream_id
+        )
+
+
+class Reply(NamedTuple):
+    """A response with something to be done once it has left."""
+
+    fields: Fields
+    on_sent: Callable[[], None]
+
+
+# None: the client wants no answer.
+Handler: TypeAlias = Callable[[Call], Awaitable[Fields | Reply | None]]
+
+
+async def find_topic(topics: TopicCatalog, entity: Any) -> Topic:
+    """The topic that a request names, by name or by id. Raises `UnknownTopic`, `UnknownTopicId`."""
+    topic_id: UUID | None = getattr(entity, "topic_id", None)
+    name: str | None = getattr(entity, "name", None) or getattr(entity, "topic", None)
+    if name is not None:
+        topic = topics.get(name) or await topics.find(name)
+        if topic is None:
+            raise UnknownTopic(name)
+        return topic
+    if topic_id is None or topic_id == NOBODY:
+        raise UnknownTopicId(topic_id or NOBODY)
+    topic = topics.by_id(topic_id) or await topics.find_id(topic_id)
+    if topic is None:
+        raise UnknownTopicId(topic_id)
+    return topic
+
+
+def stream_of(topic: Topic, partition: int) -> int:
+    """Raises `UnknownPartition`."""
+    if not 0 <= partition < len(topic.streams):
+        raise UnknownPartition(topic.name, partition, len(topic.streams))
+    return topic.streams[partition]
+
+
+def named_as(entity: Any) -> dict[str, Any]:
+    """The fields that name a topic in a response, as the request did; versions take what they know."""
+    name = getattr(entity, "name", None) or getattr(entity, "topic", None)
+    return {"name": name, "topic": name, "topic_id": getattr(entity, "topic_id", None)}

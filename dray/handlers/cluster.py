@@ -1,0 +1,65 @@
+"""DescribeCluster (60) and FindCoordinator (10): which brokers there are, and which one to turn to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from dray.handlers.call import NO_THROTTLE, Call
+from dray.handlers.metadata import broker_fields
+from dray.protocol.codec import Fields
+
+BROKER_ENDPOINTS = 1
+GROUP_KEY = 0
+
+
+async def describe_cluster(call: Call) -> Fields:
+    brokers = call.services.brokers
+    answer: dict[str, Any] = {
+        "throttle_time": NO_THROTTLE,
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "endpoint_type": BROKER_ENDPOINTS,
+        "cluster_id": call.services.cluster_id,
+        "controller_id": brokers.controller(call.zone).node_id,
+        "brokers": [],
+    }
+    endpoint_type = getattr(call.body, "endpoint_type", BROKER_ENDPOINTS)
+    if endpoint_type != BROKER_ENDPOINTS:
+        answer["error_code"] = ErrorCode.mismatched_endpoint_type
+        answer["error_message"] = "this is a broker; there are no controllers to connect to"
+        answer["endpoint_type"] = endpoint_type
+        answer["controller_id"] = -1
+        return answer
+    answer["brokers"] = [
+        {**broker_fields(broker), "broker_id": broker.node_id, "is_fenced": False}
+        for broker in brokers.in_zone(call.zone)
+    ]
+    return answer
+
+
+async def find_coordinator(call: Call) -> Fields:
+    """Any broker serves any group; this is an affinity, as with partitions."""
+    key_type = getattr(call.body, "key_type", GROUP_KEY)
+    keys = getattr(call.body, "coordinator_keys", None)
+    if keys is not None:
+        return {
+            "throttle_time": NO_THROTTLE,
+            "coordinators": [_coordinator(call, key_type, key) for key in keys],
+        }
+    return {"throttle_time": NO_THROTTLE, **_coordinator(call, key_type, call.body.key)}
+
+
+def _coordinator(call: Call, key_type: int, key: str) -> dict[str, Any]:
+    if key_type != GROUP_KEY:
+        return {
+            "key": key,
+            "error_code": ErrorCode.invalid_request,
+            "error_message": "only groups have coordinators here",
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+        }
+    broker = broker_fields(call.services.brokers.coordinator(call.zone, key))
+    return {"key": key, "error_code": ErrorCode.none, "error_message": None, **broker}

@@ -1,0 +1,69 @@
+"""From a frame to its answer: what is the same for all APIs happens here, once.
+
+Which API and version it is, whether it is served, decoding, who the client is, and encoding. What nobody
+expected closes the connection, with its traceback in the log: the client connects anew and tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kio.schema.errors import ErrorCode
+
+from dray.errors import MalformedRequest, UnsupportedRequest
+from dray.handlers.api_versions import API_VERSIONS, FALLBACK_VERSION, unknown_version
+from dray.handlers.call import Call, Reply, Services
+from dray.handlers.rejected import REJECTED
+from dray.handlers.table import APIS
+from dray.protocol.codec import Request, Target, decode_request, encode_response, peek
+from dray.routing import parse_client_id
+from dray.server import Answer, Connection
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def handle(self, frame: bytes, connection: Connection) -> Answer | None:
+        """Raises `MalformedRequest` where only closing the connection helps."""
+        target = peek(frame)
+        api = APIS.get(target.api_key)
+        if api is None:
+            return self._reject(frame, target, connection)
+        if not api.min_version <= target.version <= api.max_version:
+            if target.api_key == API_VERSIONS:
+                own = api.versions(API_VERSIONS)
+                fallback = target._replace(version=FALLBACK_VERSION)
+                return Answer(encode_response(fallback, unknown_version(own)))
+            raise MalformedRequest(f"{api.name} version {target.version} is not served", 2)
+        request = decode_request(frame)
+        del frame  # its records were copied out; do not hold them twice
+        reply = await api.handle(self._call(request, connection))
+        if reply is None:
+            return None
+        if isinstance(reply, Reply):
+            return Answer(encode_response(target, reply.fields), reply.on_sent)
+        return Answer(encode_response(target, reply))
+
+    def _call(self, request: Request, connection: Connection) -> Call:
+        zone = parse_client_id(request.client_id)
+        return Call(self._services, connection, request.version, request.client_id, zone, request.body)
+
+    def _reject(self, frame: bytes, target: Target, connection: Connection) -> Answer:
+        """Of what is known but not served (D-PROTO-30…32). Anything else is not Kafka's to ask a broker."""
+        rejected = REJECTED.get(target.api_key)
+        if rejected is None:
+            raise MalformedRequest(f"API {target.api_key} version {target.version} is not served", 0)
+        try:
+            request = decode_request(frame)
+        except UnsupportedRequest as error:
+            raise MalformedRequest(str(error), 0) from None
+        log.warning(
+            "request refused: %s is not supported",
+            rejected.name,
+            extra={"peer": connection.peer, "client_id": request.client_id, "version": target.version},
+        )
+        fields = rejected.answer(request.body, ErrorCode.unsupported_version)
+        return Answer(encode_response(target, fields))

@@ -1,0 +1,65 @@
+"""Which Kafka error stands for which of Dray's. The one place that knows both.
+
+Numbers come from Kafka's own table, by way of kio. What is not in this table is a bug: it is logged with its
+traceback and becomes UNKNOWN_SERVER_ERROR.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kio.schema.errors import ErrorCode
+
+from dray import errors
+
+log = logging.getLogger(__name__)
+
+CODES: dict[type[errors.DrayError], ErrorCode] = {
+    errors.CorruptBatch: ErrorCode.corrupt_message,
+    errors.LegacyBatch: ErrorCode.invalid_record,
+    errors.UnsupportedCodec: ErrorCode.unsupported_compression_type,
+    errors.BatchTooLarge: ErrorCode.message_too_large,
+    errors.InvalidRecords: ErrorCode.invalid_record,
+    errors.InvalidTimestamp: ErrorCode.invalid_timestamp,
+    errors.IdempotentBatch: ErrorCode.invalid_request,
+    errors.TransactionalBatch: ErrorCode.invalid_request,
+    errors.InvalidBatch: ErrorCode.corrupt_message,
+    errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
+    errors.UnknownPartition: ErrorCode.unknown_topic_or_partition,
+    errors.UnknownTopic: ErrorCode.unknown_topic_or_partition,
+    errors.UnknownTopicId: ErrorCode.unknown_topic_id,
+    errors.TopicExists: ErrorCode.topic_already_exists,
+    errors.InvalidTopicName: ErrorCode.invalid_topic_exception,
+    errors.InvalidPartitions: ErrorCode.invalid_partitions,
+    errors.InvalidReplication: ErrorCode.invalid_replication_factor,
+    errors.InvalidAssignment: ErrorCode.invalid_replica_assignment,
+    errors.InvalidTopicConfig: ErrorCode.invalid_config,
+    errors.NotOwner: ErrorCode.not_leader_or_follower,
+    errors.FutureEpoch: ErrorCode.unknown_leader_epoch,
+    errors.BadRequest: ErrorCode.invalid_request,
+    # Clients try these again.
+    errors.NotCommitted: ErrorCode.kafka_storage_error,
+    errors.CommitUnknown: ErrorCode.request_timed_out,
+    errors.TimedOut: ErrorCode.request_timed_out,
+    errors.TooLarge: ErrorCode.message_too_large,
+    errors.Unavailable: ErrorCode.kafka_storage_error,
+    errors.OutcomeUnknown: ErrorCode.request_timed_out,
+    errors.MetadataError: ErrorCode.kafka_storage_error,
+    errors.ObjectStoreError: ErrorCode.kafka_storage_error,
+    errors.WalFormatError: ErrorCode.kafka_storage_error,
+    errors.CompactedRange: ErrorCode.kafka_storage_error,
+}
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    for kind in type(error).__mro__:
+        code = CODES.get(kind)
+        if code is not None:
+            return code
+    log.error("an error that nobody expected", exc_info=error)
+    return ErrorCode.unknown_server_error
+
+
+def message_of(error: BaseException) -> str:
+    """What a client may read. Of what nobody expected, nothing but its kind."""
+    return str(error) if isinstance(error, errors.DrayError) else type(error).__name__

@@ -1,0 +1,82 @@
+"""ListOffsets (2): where a partition begins and ends, and which record is the first from a time on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from dray.errors import BadRequest, DrayError, NotOwner
+from dray.handlers.call import NO_THROTTLE, Call, find_topic, stream_of
+from dray.handlers.errors import code_of
+from dray.handlers.fetch import check_epoch
+from dray.log.read import LEADER_EPOCH
+from dray.protocol.codec import Fields
+from dray.topics.catalog import Topic
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+
+# Partitions looked up at once: each may read the store.
+MAX_LOOKUPS = 16
+
+
+class _Found(NamedTuple):
+    offset: int = -1
+    timestamp_ms: int = -1
+
+
+async def handle(call: Call) -> Fields:
+    turns = asyncio.Semaphore(MAX_LOOKUPS)
+
+    async def look_up(topic: Topic | DrayError, part: Any) -> dict[str, Any]:
+        async with turns:
+            return await _partition(call, topic, part)
+
+    topics = []
+    for entity in call.body.topics:
+        topic: Topic | DrayError
+        try:
+            topic = await find_topic(call.services.topics, entity)
+        except DrayError as error:
+            topic = error
+        partitions = await asyncio.gather(*(look_up(topic, part) for part in entity.partitions))
+        topics.append({"name": entity.name, "partitions": partitions})
+    return {"throttle_time": NO_THROTTLE, "topics": topics}
+
+
+async def _partition(call: Call, topic: Topic | DrayError, part: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = {"partition_index": part.partition_index, "error_code": ErrorCode.none}
+    try:
+        if isinstance(topic, DrayError):
+            raise topic
+        stream_id = stream_of(topic, part.partition_index)
+        check_epoch(part)
+        if not call.owns(stream_id):
+            raise NotOwner(f"partition {part.partition_index} of {topic.name!r} is another broker's")
+        found = await _find(call, stream_id, part.timestamp)
+    except DrayError as error:
+        answer["error_code"] = code_of(error)
+        return answer
+    answer["offset"], answer["timestamp"] = found
+    answer["leader_epoch"] = LEADER_EPOCH if found.offset >= 0 else -1
+    return answer
+
+
+async def _find(call: Call, stream_id: int, timestamp_ms: int) -> _Found:
+    """Behind a barrier: a client that has been acknowledged elsewhere is not told of an earlier end."""
+    index, times = call.services.index, call.services.times
+    if timestamp_ms == EARLIEST:
+        return _Found(await index.log_start(stream_id, fresh=True))
+    end = (await index.end(stream_id, fresh=True)).end_records
+    if timestamp_ms == LATEST:
+        return _Found(end)
+    if timestamp_ms == MAX_TIMESTAMP:
+        found = await times.find_latest_time(stream_id, end_offset=end)
+    elif timestamp_ms >= 0:
+        found = await times.find_by_time(stream_id, timestamp_ms, end_offset=end)
+    else:
+        raise BadRequest(f"timestamp {timestamp_ms} has no meaning here")
+    return _Found() if found is None else _Found(*found)

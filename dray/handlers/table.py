@@ -1,0 +1,49 @@
+"""The APIs that this broker serves: the one table behind ApiVersions and behind dispatch.
+
+Versions are those of Kafka 4.1 (requirements, A12).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dray.handlers import api_versions, cluster, configs, fetch, list_offsets, metadata, produce, topics
+from dray.handlers.api_versions import API_VERSIONS, Versions
+from dray.handlers.call import Handler
+
+
+class Api(NamedTuple):
+    name: str
+    min_version: int
+    max_version: int
+    handle: Handler
+    # librdkafka takes a broker for broken that does not offer Produce 0 (KAFKA-18659). It never sends it.
+    advertised_from: int | None = None
+
+    def versions(self, key: int) -> Versions:
+        first = self.min_version if self.advertised_from is None else self.advertised_from
+        return Versions(key, first, self.max_version)
+
+
+_SERVED: dict[int, Api] = {
+    0: Api("Produce", 3, 13, produce.handle, advertised_from=0),
+    1: Api("Fetch", 4, 17, fetch.handle),
+    2: Api("ListOffsets", 1, 10, list_offsets.handle),
+    3: Api("Metadata", 0, 13, metadata.handle),
+    10: Api("FindCoordinator", 0, 6, cluster.find_coordinator),
+    19: Api("CreateTopics", 2, 7, topics.create_topics),
+    20: Api("DeleteTopics", 1, 6, topics.delete_topics),
+    32: Api("DescribeConfigs", 1, 4, configs.describe_configs),
+    37: Api("CreatePartitions", 0, 3, topics.create_partitions),
+    60: Api("DescribeCluster", 0, 2, cluster.describe_cluster),
+    75: Api("DescribeTopicPartitions", 0, 0, metadata.describe_topic_partitions),
+}
+_OWN_VERSIONS = Versions(API_VERSIONS, 0, 4)
+ADVERTISED: tuple[Versions, ...] = tuple(
+    sorted([*(api.versions(key) for key, api in _SERVED.items()), _OWN_VERSIONS])
+)
+
+APIS: dict[int, Api] = {
+    **_SERVED,
+    API_VERSIONS: Api("ApiVersions", 0, 4, api_versions.handler(ADVERTISED)),
+}
