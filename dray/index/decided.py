@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 
+from dray.errors import Unavailable, VersionConflict
 from dray.index.cache import IndexCache
 from dray.index.entry import Placed
 from dray.index.lookup import OffsetIndex
 from dray.index.witness import Witness
 from dray.metadata.store import MetadataStore
+
+# Compaction swaps a range once; being overtaken more often than this is an accident of its own.
+JUDGE_ATTEMPTS = 3
 
 
 class DecidedIndex(OffsetIndex):
@@ -19,14 +24,19 @@ class DecidedIndex(OffsetIndex):
         self._witness = witness
 
     async def find(self, stream_id: int, offset: int, *, fresh: bool = False) -> Placed | None:
-        found = await super().find(stream_id, offset, fresh=fresh)
-        return None if found is None else (await self._judged([found]))[0]
+        run = await self.range(stream_id, offset, 1, fresh=fresh)
+        return run[0] if run else None
 
     async def range(
         self, stream_id: int, start: int, max_entries: int, *, fresh: bool = False
     ) -> list[Placed]:
-        return await self._judged(await super().range(stream_id, start, max_entries, fresh=fresh))
-
-    async def _judged(self, entries: list[Placed]) -> list[Placed]:
-        known = self._witness.known(entries)
-        return await self._witness.judge(entries) if known is None else known
+        for _ in builtins.range(JUDGE_ATTEMPTS):
+            entries = await super().range(stream_id, start, max_entries, fresh=fresh)
+            known = self._witness.known(entries)
+            if known is not None:
+                return known
+            try:
+                return await self._witness.judge(entries)
+            except VersionConflict:
+                fresh = True  # a swap took the range while it was looked at
+        raise Unavailable(f"stream {stream_id:016x}: its index changes faster than it can be read")

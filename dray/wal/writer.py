@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 TARGET_BYTES = 8 * 2**20
 LINGER_MS = 250
-MAX_BUFFER_BYTES = 256 * 2**20
+MAX_BUFFER_BYTES = 128 * 2**20
 # Enough to keep a store of 100 ms busy at the target size, few enough for its connection pool.
 MAX_UPLOADS = 4
 # Assembling less than this, in few batches, takes less time than handing it to a thread.

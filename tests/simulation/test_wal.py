@@ -292,7 +292,7 @@ class Resends(writer_module._Pipeline):
             with contextlib.suppress(OutcomeUnknown):
                 result = await self._metadata.append(self._domain, *self._operations(chosen))
                 whole = type(result)(result.entries, tuple(v or 1 for v in result.puts), result.deletes)
-                return self._acknowledge(chosen, whole)
+                return self._acknowledge(chosen, whole, 0)
 
 
 class DecidesByReading(writer_module._Pipeline):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from dray.config import SETTINGS, Given, Settings, load_settings
+from dray.config import SETTINGS, Address, Given, Settings, load_settings
 from dray.errors import ConfigError
 
 
@@ -24,17 +25,33 @@ def yaml_file(tmp_path: Path, text: str) -> Path:
 
 def test_defaults_are_embedded_below_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load() == Settings(
-        data=Path("data"),
-        metadata="sqlite:///data/metadata.db",
-        objects=f"file://{tmp_path}/data/objects",
-        catalog="sqlite:///data/catalog.db",
-        metadata_timeout_ms=5000,
-        metadata_domains=None,
-        wal_segment_bytes=8 * 2**20,
-        wal_linger_ms=250,
-        wal_buffer_bytes=256 * 2**20,
-    )
+    settings = load()
+    assert settings.data == Path("data")
+    assert settings.metadata == "sqlite:///data/metadata.db"
+    assert settings.objects == f"file://{tmp_path}/data/objects"
+    assert settings.catalog == "sqlite:///data/catalog.db"
+
+
+def test_defaults_are_what_is_documented_and_kafkas_where_kafka_has_them() -> None:
+    """People leave these out of their files: a change is a change of behaviour."""
+    settings = load()
+    assert [settings.metadata_timeout_ms, settings.metadata_domains] == [5000, None]
+    assert [settings.wal_segment_bytes, settings.wal_linger_ms] == [8 * 2**20, 250]
+    assert settings.wal_buffer_bytes == 128 * 2**20
+    assert [str(settings.listen), settings.advertise, settings.zone] == ["127.0.0.1:9092", None, ""]
+    assert [settings.node_id, settings.workers] == [None, 1]
+    assert [settings.log_format, settings.log_level] == ["text", "info"]
+    assert [settings.auto_create_topics_enable, settings.num_partitions] == [True, 1]
+    assert [settings.message_max_bytes, settings.fetch_max_bytes] == [1048588, 55 * 2**20]
+    assert settings.network_max_request_bytes == 100 * 2**20
+    assert settings.network_max_inflight_bytes == 128 * 2**20
+    assert settings.network_max_connection_inflight_bytes == 64 * 2**20
+    assert [settings.network_send_timeout_ms, settings.max_connections] == [30_000, 10_000]
+    assert settings.connections_max_idle_ms == 600_000
+    assert settings.broker_session_timeout_ms == 9_000
+    assert settings.routing_enforce_owner is False
+    caches = [settings.fetch_buffer_bytes, settings.fetch_cache_bytes, settings.index_cache_bytes]
+    assert caches == [64 * 2**20] * 3
 
 
 def test_embedded_places_follow_data_and_are_escaped() -> None:
@@ -73,6 +90,28 @@ def test_names_of_settings_and_variables() -> None:
         "wal.segment.bytes": "DRAY_WAL_SEGMENT_BYTES",
         "wal.linger.ms": "DRAY_WAL_LINGER_MS",
         "wal.buffer.bytes": "DRAY_WAL_BUFFER_BYTES",
+        "listen": "DRAY_LISTEN",
+        "advertise": "DRAY_ADVERTISE",
+        "zone": "DRAY_ZONE",
+        "node.id": "DRAY_NODE_ID",
+        "workers": "DRAY_WORKERS",
+        "log.format": "DRAY_LOG_FORMAT",
+        "log.level": "DRAY_LOG_LEVEL",
+        "auto.create.topics.enable": "DRAY_AUTO_CREATE_TOPICS_ENABLE",
+        "num.partitions": "DRAY_NUM_PARTITIONS",
+        "message.max.bytes": "DRAY_MESSAGE_MAX_BYTES",
+        "fetch.max.bytes": "DRAY_FETCH_MAX_BYTES",
+        "fetch.buffer.bytes": "DRAY_FETCH_BUFFER_BYTES",
+        "fetch.cache.bytes": "DRAY_FETCH_CACHE_BYTES",
+        "index.cache.bytes": "DRAY_INDEX_CACHE_BYTES",
+        "network.max_request_bytes": "DRAY_NETWORK_MAX_REQUEST_BYTES",
+        "network.max_inflight_bytes": "DRAY_NETWORK_MAX_INFLIGHT_BYTES",
+        "network.max_connection_inflight_bytes": "DRAY_NETWORK_MAX_CONNECTION_INFLIGHT_BYTES",
+        "network.send_timeout_ms": "DRAY_NETWORK_SEND_TIMEOUT_MS",
+        "max.connections": "DRAY_MAX_CONNECTIONS",
+        "connections.max.idle.ms": "DRAY_CONNECTIONS_MAX_IDLE_MS",
+        "broker.session.timeout.ms": "DRAY_BROKER_SESSION_TIMEOUT_MS",
+        "routing.enforce_owner": "DRAY_ROUTING_ENFORCE_OWNER",
     }
 
 
@@ -83,6 +122,30 @@ def test_empty_file_sets_nothing(tmp_path: Path) -> None:
 def test_variables_of_the_tests_are_ignored() -> None:
     env = {"DRAY_TEST_OXIA": "127.0.0.1:6648", "DRAY_CACHE": "/tmp/cache", "PATH": "/bin"}
     assert load(env=env) == load()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("listen", "9092"),
+        ("listen", "host:70000"),
+        ("listen", "::1:9092"),
+        ("advertise", "a b:1"),
+        ("zone", "a,b"),
+        ("node_id", "-1"),
+        ("workers", "0"),
+        ("auto_create_topics_enable", "yes"),
+        ("log_level", "loud"),
+    ],
+)
+def test_a_broker_setting_that_cannot_be_used_is_named(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{name.replace('_', '.')}: {text!r}")):
+        load(**{name: text})
+
+
+def test_addresses_keep_the_brackets_of_ipv6() -> None:
+    assert load(listen="[::1]:9092").listen == Address("::1", 9092)
+    assert str(Address("::1", 9092)) == "[::1]:9092"
 
 
 @pytest.mark.parametrize(
