@@ -97,8 +97,8 @@ class DrayServer:
     def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
         directory.mkdir(parents=True)
         self._port = free_port()
-        listen = [f"--listen={self.address}", f"--http=127.0.0.1:{free_port()}"]
-        argv = [sys.executable, "-m", "dray", "broker", *listen, f"--data={directory / 'data'}", *arguments]
+        argv = [sys.executable, "-m", "dray", "broker", f"--listen={self.address}"]
+        argv += [f"--data={directory / 'data'}", *arguments]
         self._process = ServerProcess(argv, directory / "dray.log", lambda: answers_metadata(self._port))
 
     @property
@@ -581,7 +581,7 @@ def main() -> None:
         for name, value in header.items():
             print(f"{name}: {value}", flush=True)
         for broker in brokers.values():
-            warm_up(broker, 1 if quick else 4)
+            warm_up(broker, 3 if quick else 6)
         started = time.monotonic()
         results = run_cases(cases, brokers)
         print(f"\n{len(cases)} cases in {time.monotonic() - started:.0f} s")
