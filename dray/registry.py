@@ -27,7 +27,6 @@ from dray.errors import (
     InvalidRequest,
     MetadataError,
     NodeIdTaken,
-    OutcomeUnknown,
     VersionConflict,
 )
 from dray.metadata.directory import Directory
@@ -94,9 +93,7 @@ class BrokerRegistry:
         """
         if self._brokers.revision != self._directory.revision:
             brokers = {found.value.node_id: found.value for found in self._directory.values().values()}
-            stored = brokers.get(self.node_id)
-            if stored is None or self._is_own(stored):
-                brokers[self.node_id] = self._info
+            brokers.setdefault(self.node_id, self._info)
             self._brokers = Brokers(brokers.values(), self._directory.revision)
         return self._brokers
 
@@ -142,13 +139,17 @@ class BrokerRegistry:
             await self._leaving.aclose()
             self._session = await self._leaving.enter_async_context(self._store.session(self._ttl_ms))
         if self._node_id is not None:
-            await self._claim_this(self._session, self._node_id, deadline=None)
-            return self._node_id
-        if self._given is not None:
+            node_id = self._node_id
+            await self._claim_this(self._session, node_id, deadline=None)
+        elif self._given is not None:
+            node_id = self._given
             now = asyncio.get_running_loop().time()
-            await self._claim_this(self._session, self._given, now + WAIT_TTLS * self._ttl_ms / 1000)
-            return self._given
-        return await self._claim_free(self._session)
+            await self._claim_this(self._session, node_id, now + WAIT_TTLS * self._ttl_ms / 1000)
+        else:
+            node_id = await self._claim_free(self._session)
+        # The watch may be late: until it comes, the view would show who had the id before.
+        await self._directory.refresh(str(node_id))
+        return node_id
 
     async def _claim_this(self, session: Session, node_id: int, deadline: float | None) -> None:
         """Register under this id, as soon as nobody else has it."""
@@ -191,8 +192,7 @@ class BrokerRegistry:
             try:
                 await session.put_ephemeral(CLUSTER_DOMAIN, key, value, expect)
                 return None
-            except (VersionConflict, OutcomeUnknown):
-                # An unknown put may still arrive: it would then stand in the way as this broker's own.
+            except VersionConflict:
                 await self._store.barrier(CLUSTER_DOMAIN)
                 record = await self._store.get(CLUSTER_DOMAIN, key)
             if record is None:

@@ -180,6 +180,7 @@ async def test_a_given_id_is_waited_for(cluster: Cluster, monkeypatch: pytest.Mo
     assert not starting.done()
     await cluster.stop(one)
     await starting
+    assert two.brokers.get(other.node_id) is not None
     assert two.brokers.get(7) == BrokerInfo(7, "127.0.0.1", 9002, "", None, 1_700_000_000_000, "1.2.3")
 
 
@@ -254,10 +255,19 @@ async def test_a_lost_session_is_replaced_and_the_id_stays(in_memory: Cluster) -
     for _ in range(3):
         lost = session_of(two)
         lost.expire()
-        assert ids(two) == [0, 1]  # it never leaves itself out
         await until(two, lambda lost=lost: two._session is not lost and "1" in two._directory.values())  # type: ignore[misc]
         assert two.node_id == 1
         await until(one, lambda: ids(one) == [0, 1])
+
+
+async def test_a_broker_never_leaves_itself_out(in_memory: Cluster) -> None:
+    """Somebody has to answer the client, and this broker is there."""
+    store = await in_memory.store()
+    one, two = [await in_memory.start(port) for port in (9001, 9002)]
+    await store.delete(CLUSTER_DOMAIN, "brokers/1")
+    await until(one, lambda: ids(one) == [0])
+    await until(two, lambda: "1" not in two._directory.values())
+    assert ids(two) == [0, 1]
 
 
 async def test_a_broker_whose_id_was_taken_meanwhile_waits_for_it(
@@ -282,10 +292,33 @@ async def test_a_broker_whose_id_was_taken_meanwhile_waits_for_it(
     assert registered.value.port == 9001
 
 
+async def test_a_late_watch_does_not_hide_the_broker_itself(in_memory: Cluster) -> None:
+    """Who takes an id over is in its own view from the start, not who had the id before."""
+    store = await in_memory.store()
+    other = BrokerInfo(0, "elsewhere", 9009, "", None, 0, "1.0")
+    await store.put(CLUSTER_DOMAIN, "brokers/0", encode(other))
+
+    class Late(MemoryStore):
+        """Whose watch says nothing of what another has deleted."""
+
+        def watch(self, domain: int, prefix: str | None = None):  # type: ignore[no-untyped-def]
+            return super().watch(domain, "nothing/")
+
+    assert isinstance(store, MemoryStore)
+    one = await in_memory.make(9001, node_id=0, store=Late(store._data))
+    starting = asyncio.create_task(one.start())
+    await until(one, lambda: one._directory.get("0") is not None)
+    await store.delete(CLUSTER_DOMAIN, "brokers/0")
+    one._changed.set()
+    await starting
+    assert [broker.port for broker in one.brokers.all] == [9001]
+
+
 class ShakyStore(MemoryStore):
     """Sessions cannot be had, or puts in them end unknown, applied or not, as long as that is asked for."""
 
     no_sessions = 0
+    goes: str | None = None  # a key that vanishes in that moment
     unknown: list[bool]
 
     def __init__(self, data: MemoryData) -> None:
@@ -313,6 +346,10 @@ class _ShakySession:
                 return await put(domain, key, value, expect)
             if self._store.unknown.pop(0):
                 await put(domain, key, value, expect)
+            if self._store.goes is not None:
+                await self._store.delete(domain, self._store.goes)
+            for _ in range(50):  # all in memory: by then the view has seen it
+                await asyncio.sleep(0)
             raise OutcomeUnknown("the connection was cut")
 
         session.put_ephemeral = shaky  # type: ignore[method-assign]
@@ -337,6 +374,21 @@ async def test_an_unknown_registration_is_resolved(
     store.unknown = list(unknown)
     await until(one, lambda: "0" in one._directory.values() and not store.unknown and not store.no_sessions)
     assert list(data.domain(CLUSTER_DOMAIN).records) == ["brokers/0"]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_broker_is_never_registered_twice(
+    in_memory: Cluster, applied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lower id gets free while it is not known whether this broker has, or will have, the next one."""
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0)
+    store = ShakyStore(data := MemoryData())
+    other = BrokerInfo(0, "elsewhere", 9009, "", None, 0, "1.0")
+    await store.put(CLUSTER_DOMAIN, "brokers/0", encode(other))
+    store.unknown, store.goes = [applied], "brokers/0"
+    one = await in_memory.start(9001, store=store)
+    assert one.node_id == 1
+    assert list(data.domain(CLUSTER_DOMAIN).records) == ["brokers/1"]
 
 
 async def test_a_setting_that_no_store_takes_is_told(in_memory: Cluster) -> None:
