@@ -32,12 +32,17 @@ from dray.errors import (
     OutcomeUnknown,
     StoreFull,
     Unavailable,
+    UnknownPartition,
+    UnknownTopic,
 )
 from dray.index import show as index_show
 from dray.metadata.check import Finding, check_store
 from dray.metadata.cluster import Cluster, open_cluster, read_cluster
+from dray.metadata.keys import CLUSTER_DOMAIN
 from dray.metadata.opening import SqliteUrl, open_store, parse_metadata_url, redact
 from dray.metadata.store import MetadataStore
+from dray.topics.catalog import check_name
+from dray.topics.record import decode_topic, topic_key
 from dray.wal.inspect import as_json, as_table, inspect_object, read_object
 from dray.workers import run_workers
 
@@ -65,8 +70,8 @@ examples:
       every setting can come from the environment as well
   drayd admin wal inspect wal/v1/zone=a/domain=7/date=2026/01/31/….wo --objects s3://bucket/dray
       show what a WAL object holds, and whether it is whole
-  drayd admin index show --stream 1122334455667788
-      show which objects hold a stream's offsets
+  drayd admin index show orders 0
+      show which objects hold the offsets of partition 0 of topic orders
 
 Settings come from --config FILE, then DRAY_… variables, then the command line; the last one counts.
 """
@@ -159,9 +164,11 @@ def build_parser(given: list[Given]) -> argparse.ArgumentParser:
     inspect.set_defaults(command=_wal_inspect)
 
     index = add(admin, "index", "Offset indexes.").add_subparsers(required=True, metavar="ACTION")
-    entries = add(index, "show", "Show which objects hold a stream's offsets. Changes nothing.")
+    entries = add(index, "show", "Show which objects hold a partition's offsets. Changes nothing.")
+    entries.add_argument("topic", nargs="?", metavar="TOPIC", help="the topic's name")
+    entries.add_argument("partition", nargs="?", type=int, metavar="PARTITION", help="its partition")
     entries.add_argument(
-        "--stream", type=_stream_id, required=True, metavar="HEX", help="the id of the stream, hexadecimal"
+        "--stream", type=_stream_id, metavar="HEX", help="instead of both: the id of the stream, hexadecimal"
     )
     entries.add_argument(
         "--limit", type=_count, default=100, metavar="N", help="show at most so many entries. Default: 100"
@@ -257,19 +264,33 @@ async def _metadata_check(settings: Settings, arguments: argparse.Namespace) -> 
 
 
 async def _index_show(settings: Settings, arguments: argparse.Namespace) -> int:
+    if (arguments.stream is None) != (arguments.partition is not None):
+        return _fail(2, "name a topic and a partition, or a stream", "drayd admin index show orders 0")
     if _may_exist(settings):
         async with _opened(settings) as store:
             cluster = await read_cluster(store)
             if cluster is not None:
-                shown = await index_show.read_index(
-                    store, arguments.stream, cluster.num_domains, arguments.limit
-                )
+                stream_id = arguments.stream
+                if stream_id is None:
+                    stream_id = await _stream_of_partition(store, arguments.topic, arguments.partition)
+                shown = await index_show.read_index(store, stream_id, cluster.num_domains, arguments.limit)
                 as_text = (
                     json.dumps(index_show.as_json(shown)) if arguments.json else index_show.as_table(shown)
                 )
                 print(as_text)
                 return 0
     return _no_cluster(settings)
+
+
+async def _stream_of_partition(store: MetadataStore, topic: str, partition: int) -> int:
+    check_name(topic)
+    found = await store.get(CLUSTER_DOMAIN, topic_key(topic))
+    record = None if found is None else decode_topic(found.key, found.value)
+    if record is None or not record.visible:
+        raise UnknownTopic(topic)
+    if not 0 <= partition < len(record.streams):
+        raise UnknownPartition(topic, partition, len(record.streams))
+    return record.streams[partition]
 
 
 async def _wal_inspect(settings: Settings, arguments: argparse.Namespace) -> int:

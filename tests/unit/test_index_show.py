@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from dray.index.changes import carry_out, replace_run
 from dray.index.entry import Placed, encode, place_all, sequence_of
 from dray.index.show import StreamIndex, as_table
+from dray.metadata.keys import CLUSTER_DOMAIN
 from dray.metadata.opening import open_store
 from dray.metadata.store import NewEntry, Position
+from dray.topics.record import TopicRecord, TopicState, encode_topic, topic_key
 from tests.index_entries import STREAM, parquet_entry, truncated_entry, void_entry, wal_entry
 from tests.unit.test_cli import drayd
 
@@ -83,6 +86,19 @@ def test_a_table_cut_short_says_so(written: Path) -> None:
     assert done.stdout.splitlines()[-1] == "more entries follow; --limit shows more"
 
 
+async def test_a_partition_is_found_by_its_topic(written: Path) -> None:
+    record = TopicRecord("orders", uuid4(), TopicState.ACTIVE, (7, STREAM), (), {}, 0)
+    store = await open_store(f"sqlite:///{written}/data/metadata.db")
+    await store.put(CLUSTER_DOMAIN, topic_key("orders"), encode_topic(record))
+    await store.close()
+    done = drayd("admin", "index", "show", "orders", "1", cwd=written)
+    assert (done.returncode, done.stdout) == (0, drayd(*SHOW, cwd=written).stdout)
+    for arguments, complaint in [(["nope", "0"], "no topic 'nope'"), (["orders", "2"], "has 2 partitions")]:
+        done = drayd("admin", "index", "show", *arguments, cwd=written)
+        assert done.returncode == 1
+        assert complaint in done.stderr
+
+
 def test_a_stream_without_entries_is_empty(written: Path) -> None:
     done = drayd("admin", "index", "show", "--stream", "ffffffffffffffff", "--json", cwd=written)
     assert done.returncode == 0
@@ -98,12 +114,19 @@ def test_without_a_cluster_nothing_is_created(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--stream", "x"], ["--stream", "1" * 17], ["--stream", "-1"], [], ["--stream", "1", "--limit", "0"]],
+    [
+        ["--stream", "x"],
+        ["--stream", "1" * 17],
+        ["--stream", "-1"],
+        [],
+        ["--stream", "1", "--limit", "0"],
+        ["t"],
+    ],
 )
 def test_arguments_that_cannot_be_used(tmp_path: Path, arguments: list[str]) -> None:
     done = drayd("admin", "index", "show", *arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert "--stream" in done.stderr or "--limit" in done.stderr
+    assert "stream" in done.stderr or "--limit" in done.stderr
 
 
 def test_a_void_entry_is_shown_as_one() -> None:
