@@ -1,7 +1,7 @@
 """Brokers that create, grow and delete the same topics at once, in every order of their calls to the store.
 
 Hypothesis chooses who makes the next call and how it ends: well, with a lost answer, late, or with the death
-of the broker. After every write the store is looked at: no topic is half visible, a topic's streams only grow,
+of the broker. After every write the store is looked at: no topic is half visible, streams are only added,
 no stream is in two topics, and what was hidden never comes back. At the end a new broker brings all to rest.
 """
 
