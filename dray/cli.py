@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dray import __version__, logs
-from dray.broker import open_broker
 from dray.config import SETTINGS, Given, Settings, load_settings
 from dray.errors import (
     AccessDenied,
@@ -212,6 +211,9 @@ class _Collect(argparse.Action):
 
 
 async def _broker(settings: Settings, arguments: argparse.Namespace) -> int:
+    # Here, because Kafka's message classes take a second to load that no other command needs.
+    from dray.broker import open_broker
+
     logs.set_up(settings.log_format, settings.log_level)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
