@@ -17,7 +17,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
 from dray.errors import MalformedRequest, UnsupportedRequest
-from dray.protocol.guard import walker
+from dray.protocol.guard import Walked, walker
 from dray.protocol.schema import EntityType, fields_of
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -57,7 +57,9 @@ def decode_request(frame: bytes) -> Request:
     """Raises `UnsupportedRequest` where there is no such API or version, `MalformedRequest` for rubbish."""
     target = peek(frame)
     walk_header, read_header, walk_body, read_body = _reading(target.api_key, target.version)
-    walk_body(frame, walk_header(frame, 0))  # what follows is ignored, as Kafka does
+    walked = Walked()
+    walk_body(frame, walk_header(frame, 0, walked), walked)  # what follows is ignored, as Kafka does
+    frame = walked.without_cuts(frame)
     try:
         header, size = read_header(frame, 0)
         body, _ = read_body(frame, size)
