@@ -16,7 +16,7 @@ from dray.errors import OutcomeUnknown, Unavailable
 from dray.index.entry import stream_domain
 from dray.metadata.directory import Directory
 from dray.metadata.memory import MemoryData, MemoryStore
-from dray.metadata.store import AppendResult, Delete, NewEntry, Put, Record
+from dray.metadata.store import AppendResult, Delete, MetadataStore, NewEntry, Put, Record
 from dray.topics.catalog import TopicCatalog, topic_directory
 from dray.topics.record import TopicRecord, decode_stream, decode_topic, stream_key
 
@@ -117,7 +117,7 @@ class FaultyStore(MemoryStore):
 
 
 def catalog(
-    store: MemoryStore,
+    store: MetadataStore,
     directory: Directory[TopicRecord] | None = None,
     new_stream_id: Callable[[], int] | None = None,
 ) -> TopicCatalog:
@@ -128,7 +128,7 @@ def catalog(
 
 
 @asynccontextmanager
-async def broker(store: MemoryStore) -> AsyncIterator[TopicCatalog]:
+async def broker(store: MetadataStore) -> AsyncIterator[TopicCatalog]:
     """A catalog whose view is loaded and follows."""
     directory = topic_directory(store)
     task = asyncio.create_task(directory.run())

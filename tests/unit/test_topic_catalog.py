@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from itertools import chain, count, repeat
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -20,9 +22,10 @@ from dray.errors import (
 )
 from dray.metadata.memory import MemoryData, MemoryStore
 from dray.metadata.store import Limits
-from dray.topics.catalog import TopicCatalog, check_name, topic_directory
+from dray.topics.catalog import Topic, TopicCatalog, check_name, topic_directory
 from dray.topics.configs import TimestampType
 from dray.topics.record import StreamRecord, encode_stream, stream_key, topic_key
+from tests.conformance.backends import sqlite_backend
 from tests.topic_store import (
     DOMAINS,
     DiedError,
@@ -61,6 +64,22 @@ async def test_new_topic_is_found_by_name_and_id_on_every_broker(data: MemoryDat
         assert await other.find_id(topic.topic_id) == topic
         assert other.get("orders") is other.get("orders"), "a lookup makes nothing"
     check_sound(data)
+
+
+async def test_life_of_a_topic_in_a_real_store(tmp_path: Path) -> None:
+    backend = sqlite_backend(tmp_path)
+    stores = [await backend.open(), await backend.open()]
+    async with broker(stores[0]) as one, broker(stores[1]) as other:
+        topic = await one.create("t", 20, {})
+        assert await other.find("t") == topic
+        grown = await other.grow("t", 25)
+        assert grown.streams[:20] == topic.streams
+        await one.delete(topic.topic_id)
+        again = await other.create("t", 1, {})
+        assert await one.find_id(again.topic_id) == again
+        assert await one.find_id(topic.topic_id) is None
+    for store in stores:
+        await store.close()
 
 
 async def test_topic_unknown_to_the_view_is_found_by_its_id(data: MemoryData) -> None:
@@ -478,6 +497,47 @@ async def test_whatever_happens_between_two_calls_is_mended_by_another(operation
             assert all(record.at_rest for record in stored(data))
             check_sound(data)
     assert ended > 0, "there are calls that were not made to fail"
+
+
+@both
+@pytest.mark.parametrize("operation", ["grow", "delete"])
+async def test_topic_made_anew_meanwhile_is_not_harmed(operation: str, aborts: bool) -> None:
+    """Before each call of the operation in turn, the name goes to another topic. What the operation read of
+    the old one must not be written over the new one.
+    """
+    number = 1
+    while await recreate_before_call(number, operation, aborts):
+        number += 1
+    assert number > 5
+
+
+async def recreate_before_call(number: int, operation: str, aborts: bool) -> bool:
+    """False if the operation makes fewer calls."""
+    data = MemoryData()
+    plain = MemoryStore(data, conditions_abort=aborts)
+    others: list[Topic] = []
+
+    async def before(call: int) -> None:
+        if call == number:
+            other = catalog(plain)
+            with suppress(UnknownTopic):
+                await other.delete("t")
+            others.append(await other.create("t", 2, {}))
+
+    first = await catalog(plain).create("t", 2, {})
+    store = FaultyStore(data, conditions_abort=aborts, after=lambda: check_sound(data))
+    topics = catalog(store)
+    await topics.find("t")
+    store.calls, store.before = 0, before
+    with suppress(UnknownTopic):
+        await (topics.grow("t", 9) if operation == "grow" else topics.delete(first.topic_id))
+    if not others:
+        return False
+    (record,) = stored(data)
+    assert record.topic_id == others[0].topic_id
+    assert record.streams[:2] == others[0].streams
+    assert [record.topic_id for record in deleted(data)] == [first.topic_id]
+    return True
 
 
 async def test_creation_that_lands_late_does_not_bring_a_deleted_topic_back(data: MemoryData) -> None:
