@@ -17,8 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
-run: setup ## Check the embedded metadata store under ./data
-	$(BIN)/drayd admin metadata check
+run: setup ## Run a broker on 127.0.0.1:9092 with everything under ./data
+	$(BIN)/drayd broker
 
 test: setup ## Lint, check types and run every test
 	$(BIN)/ruff check .
@@ -26,9 +26,10 @@ test: setup ## Lint, check types and run every test
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-bench: setup ## Measure the metadata stores and the write path
+bench: setup ## Measure the metadata stores, the write path, and a broker beside Apache Kafka
 	$(BIN)/python -m bench.metadata
 	$(BIN)/python -m bench.wal
+	$(BIN)/python -m bench.broker
 
 # The mypy plugins are found through PATH.
 proto: export PATH := $(CURDIR)/$(BIN):$(PATH)
