@@ -6,7 +6,7 @@ front of it that batch begins; and at least one batch is sent, even if it is lar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,25 +39,30 @@ def share(partitions: Sequence[Available], max_bytes: int) -> list[list[Span]]:
     partition does not push out the rest.
     """
     having = [number for number, one in enumerate(partitions) if one.entries]
-    shares = max_bytes // len(having) if having else 0
     chosen: list[list[Span]] = [[] for _ in partitions]
     used = [0] * len(partitions)
+    limits = [0] * len(partitions)
     left = max_bytes
-    for number in having:
+    shares = max_bytes // max(len(having), 1)
+    for place, number in enumerate(having):
+        if place == 1:  # the first batch may have taken more than its share
+            shares = min(shares, max(left, 0) // (len(having) - 1))
         one = partitions[number]
-        spans = cut(one, min(one.max_bytes, shares), at_least_one=number == having[0])
-        chosen[number] = spans
-        used[number] = sum(span.size_bytes for span in spans)
+        limits[number] = min(one.max_bytes, shares)
+        chosen[number] = cut(one, limits[number], at_least_one=place == 0)
+        used[number] = size_of(chosen[number])
         left -= used[number]
-    for number in having:
+    for place, number in enumerate(having):
         one = partitions[number]
         limit = min(one.max_bytes, used[number] + left)
-        if limit > used[number] and limit > shares:
-            spans = cut(one, limit, at_least_one=number == having[0])
-            size = sum(span.size_bytes for span in spans)
-            left -= size - used[number]
-            chosen[number] = spans
+        if limit > limits[number]:
+            chosen[number] = cut(one, limit, at_least_one=place == 0)
+            left -= size_of(chosen[number]) - used[number]
     return chosen
+
+
+def size_of(spans: Iterable[Span]) -> int:
+    return sum(span.size_bytes for span in spans)
 
 
 def cut(available: Available, max_bytes: int, *, at_least_one: bool) -> list[Span]:
