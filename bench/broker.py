@@ -125,7 +125,7 @@ class Scale:
     records: int  # of 1 KiB
 
     def records_of(self, size: int) -> int:
-        return self.records * (4 if size == SMALL else 1)
+        return self.records * (2 if size == SMALL else 1)
 
 
 @dataclass(frozen=True)
@@ -613,7 +613,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--records",
         type=int,
-        help="of 1 KiB in the other cases (default 400,000); of 100 B four times as many",
+        help="of 1 KiB in the other cases (default 400,000); of 100 B twice as many",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--directory", type=Path, help="where the brokers keep their data")
