@@ -243,16 +243,16 @@ class _Stream:
     def changed(self, change: EntryChange) -> int:
         """Follow a change that the watch tells; how many bytes that frees."""
         position, version = change.position, change.version
-        if version is not None:
-            if self.end is not None and position > self.end:
-                self.end = position
-            else:
-                # Not an append, as far as is known here: a truncation, perhaps.
-                self.log_start = None
         index = bisect_left(self.ends, position.end_records)
-        if index == len(self.ends) or self.ends[index] != position.end_records:
+        known = index < len(self.ends) and self.ends[index] == position.end_records
+        if version is not None and self.end is not None and position > self.end:
+            self.end = position
+        elif version is not None and not (known and self.placed[index].version == version):
+            # Neither an append, as far as is known here, nor what was taken in already: perhaps a truncation.
+            self.log_start = None
+        if not known or self.placed[index].version == version:
             return 0
-        return 0 if self.placed[index].version == version else self.drop(index, index + 1)
+        return self.drop(index, index + 1)
 
     def drop(self, low: int, high: int) -> int:
         size = sum(_weigh(placed) for placed in self.placed[low:high])

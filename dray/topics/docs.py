@@ -9,8 +9,8 @@ from dray.topics.configs import TOPIC_CONFIGS
 HEAD = """\
 # Topic configs
 
-Made from `dray/topics/configs.py` by `python -m dray.topics.docs`. Names, types and defaults are Kafka's. What Dray does not act on is
-checked and stored, so that tools work and a later version can; it changes nothing today.
+Made from `dray/topics/configs.py` by `python -m dray.topics.docs`. Names, types and defaults are Kafka's.
+What Dray does not act on is checked and stored, so that tools work; it changes nothing today.
 
 | config | type | default | broker setting | acted on | |
 |---|---|---|---|---|---|

@@ -199,6 +199,17 @@ def test_a_stale_end_is_corrected_by_what_the_watch_told(cache: IndexCache) -> N
     assert cache.end(STREAM) == (20, 200)
 
 
+def test_what_was_added_before_the_watch_told_of_it_leaves_the_log_start(cache: IndexCache) -> None:
+    """Or every fetch behind an own write would read the front of the index again."""
+    cache.learn_end(D, cache.now(), STREAM, Position(10, 100))
+    cache.learn_log_start(D, cache.now(), STREAM, 3, [at(10, 1)])
+    add(cache, at(20, 2))
+    cache.apply(D, [told(20, 2)])
+    assert cache.log_start(STREAM) == 3
+    cache.apply(D, [told(20, 5)])
+    assert cache.log_start(STREAM) is None
+
+
 def test_appends_leave_the_log_start_and_replacements_do_not(cache: IndexCache) -> None:
     cache.learn_end(D, cache.now(), STREAM, Position(20, 200))
     cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1), at(20, 1)])
