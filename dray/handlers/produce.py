@@ -29,6 +29,9 @@ async def handle(call: Call) -> Fields | None:
     waiting = [one.committed for _, parts in begun for _, one in parts if isinstance(one, Appending)]
     if waiting:
         await asyncio.wait(waiting, timeout=max(call.body.timeout.total_seconds(), LEAST_TIMEOUT_S))
+        for committed in waiting:
+            # Done ones do not mind. Those that have found no room by now would only keep their bytes.
+            committed.cancel()
     responses = [
         {**named_as(topic), "partition_responses": [_answer(call, index, one) for index, one in parts]}
         for topic, parts in begun
@@ -79,7 +82,7 @@ def _answer(call: Call, index: int, one: Appending | DrayError) -> dict[str, Any
     error: BaseException | None
     if isinstance(one, DrayError):
         error = one
-    elif not one.committed.done():
+    elif one.committed.cancelled():
         error = TimedOut("the batches were not committed in the time that the request gave")
     else:
         error = one.committed.exception()

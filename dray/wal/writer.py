@@ -21,7 +21,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,7 +130,8 @@ class WalWriter:
         self.on_commit = on_commit
         self._max_buffer_bytes = max_buffer_bytes
         self._free_bytes = max_buffer_bytes
-        self._waiting: deque[tuple[int, Pending]] = deque()  # with their domains, in the order they came
+        # With their domains, in the order they came, by the futures of those who wait.
+        self._waiting: OrderedDict[asyncio.Future[Committed], tuple[int, Pending]] = OrderedDict()
         self._pipeline = pipeline or _Pipeline
         self._pipelines: dict[int, _Pipeline] = {}
         self._closed = False
@@ -143,7 +144,7 @@ class WalWriter:
         """Accept batches of one stream, adjacent and in order. While the buffers are full, they wait.
 
         Calls keep their order. The future raises `NotCommitted` or `CommitUnknown`, this call `NotCommitted`
-        and `TooLarge`. It may be cancelled, and the batches be committed all the same.
+        and `TooLarge`. It may be cancelled: batches that still wait are let go of, others may be committed.
         """
         if not batches:
             raise ValueError("nothing to write")
@@ -154,17 +155,19 @@ class WalWriter:
         check_pending(pending, self.metadata.limits)
         if pending.size_bytes > self._max_buffer_bytes:
             raise TooLarge("bytes written at once", pending.size_bytes, self._max_buffer_bytes)
-        self._waiting.append((domain, pending))
+        self._waiting[answer] = domain, pending
         self._admit()
+        if answer in self._waiting:
+            answer.add_done_callback(self._leave)
         return answer
 
     async def close(self) -> None:
         """Commit what was accepted, then end. Whoever still waits for room, or comes later, is refused."""
         self._closed = True
-        for _, pending in self._waiting:
-            if not pending.handle.done():
-                pending.handle.set_exception(NotCommitted("the writer is closed"))
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, OrderedDict()
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(NotCommitted("the writer is closed"))
         await asyncio.gather(*(pipeline.drain() for pipeline in self._pipelines.values()))
 
     def release(self, size_bytes: int) -> None:
@@ -172,11 +175,19 @@ class WalWriter:
         self._free_bytes += size_bytes
         self._admit()
 
+    def _leave(self, answer: asyncio.Future[Committed]) -> None:
+        """Whoever gave up waiting for room holds no bytes, nor those behind."""
+        if self._waiting.pop(answer, None) is not None:
+            self._admit()
+
     def _admit(self) -> None:
         """Let in whoever is first and fits. Here and not in the waiting task: others would overtake it."""
-        while self._waiting and self._waiting[0][1].size_bytes <= self._free_bytes:
-            domain, pending = self._waiting.popleft()
-            if pending.handle.done():  # cancelled while it waited
+        while self._waiting:
+            answer, (domain, pending) = next(iter(self._waiting.items()))
+            if not answer.done() and pending.size_bytes > self._free_bytes:
+                break
+            self._waiting.popitem(last=False)
+            if answer.done():  # cancelled while it waited
                 continue
             pipeline = self._pipelines.get(domain)
             if pipeline is None:

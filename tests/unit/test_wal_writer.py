@@ -250,6 +250,8 @@ async def test_callers_wait_while_the_buffers_are_full_and_keep_their_order(
     await asyncio.sleep(0.01)
     assert len(writer._waiting) == 4
     writes[room + 1].cancel()  # one that waits gives up its place, and nobody else's
+    await asyncio.sleep(0.01)
+    assert len(writer._waiting) == 3  # its bytes are not held until there is room: that may be long
     while not all(task.done() for task in writes):
         for gate in slow.gates:
             if not gate.done():
