@@ -47,7 +47,7 @@ async def _create(call: Call, entity: Any, times: int) -> dict[str, Any]:
             "topic_id": NOBODY,
             "error_code": code_of(error),
             "error_message": message_of(error),
-            "configs": None,
+            "configs": (),
         }
     return {
         "name": topic.name,
