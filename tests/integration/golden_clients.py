@@ -22,13 +22,18 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import aiokafka
-import aiokafka.admin
+import aiokafka  # type: ignore[import-untyped]  # has no stubs
+import aiokafka.admin  # type: ignore[import-untyped]  # has no stubs
 import confluent_kafka
-import kafka
-import kafka.admin
+import kafka  # type: ignore[import-untyped]  # has no stubs
+import kafka.admin  # type: ignore[import-untyped]  # has no stubs
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented, but not exported
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from kio.schema.create_topics.v7 import request as create_topics
 from kio.schema.metadata.v12 import request as metadata
@@ -53,7 +58,7 @@ from tests.servers.kafka import KafkaServer, kafka_version
 from tests.unit import test_broker_stages as stages
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-HEADERS = [("h", b"\xff\x00"), ("h", b""), ("ü", None)]
+HEADERS: list[tuple[str, Any]] = [("h", b"\xff\x00"), ("h", b""), ("ü", None)]
 FIRST_MS = 1_700_000_000_000
 TIMEOUT_S = 20.0
 # How long fetches at the end wait: each replay waits as long.
@@ -82,7 +87,8 @@ def fetches(offset: int) -> Callable[[Any], bool]:
 
 
 def librdkafka(address: str, tape: Tape) -> str:
-    base = {"bootstrap.servers": address, "log_level": 0, "client.id": "golden"}
+    base: dict[str, Any] = {"bootstrap.servers": address, "log_level": 0, "client.id": "golden"}
+    spec_of: Any = OffsetSpec
 
     def wait(futures: dict[Any, Any]) -> None:
         for future in futures.values():
@@ -139,11 +145,11 @@ def librdkafka(address: str, tape: Tape) -> str:
     with closing(consumer), tape.step("Metadata: by name, unknown and not to be made"):
         consumer.list_topics("nowhere", timeout=TIMEOUT_S)
     for what, spec in (
-        ("earliest", OffsetSpec.earliest()),
-        ("latest", OffsetSpec.latest()),
-        ("of the highest timestamp", OffsetSpec.max_timestamp()),
-        ("by time, within a batch", OffsetSpec.for_timestamp(FIRST_MS + 1060)),
-        ("by time, behind all", OffsetSpec.for_timestamp(FIRST_MS + 10**9)),
+        ("earliest", spec_of.earliest()),
+        ("latest", spec_of.latest()),
+        ("of the highest timestamp", spec_of.max_timestamp()),
+        ("by time, within a batch", spec_of.for_timestamp(FIRST_MS + 1060)),
+        ("by time, behind all", spec_of.for_timestamp(FIRST_MS + 10**9)),
     ):
         with tape.step(f"ListOffsets: {what}"):
             wait(admin.list_offsets({TopicPartition("golden", 0): spec}))
@@ -171,6 +177,7 @@ def java(address: str, tape: Tape) -> str:
         "CreateTopics: exists",
         "CreateTopics: no partitions",
         "CreateTopics: validate only",
+        "Metadata: brokers alone",
         "Metadata: all",
     ):
         (
@@ -538,8 +545,12 @@ def differences(at: str, dray: Any, kafka: Any) -> Iterator[str]:
 
 
 def _key(row: Any) -> Any:
+    """What tells an element of an array from the others, so that their order does not matter."""
+    if not isinstance(row, dict):
+        return row
     names = ("name", "api_key", "topic", "topic_id", "partition_index", "index", "node_id", "resource_name")
-    return next((row[name] for name in names if name in row), 0) if isinstance(row, dict) else row
+    named = next((row[name] for name in names if name in row), "")
+    return f"{named} from {row['source']}" if "source" in row else named
 
 
 def _settled(address: str) -> None:
