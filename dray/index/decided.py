@@ -23,6 +23,16 @@ class DecidedIndex(OffsetIndex):
         super().__init__(store, domain_of, cache)
         self._witness = witness
 
+    def knows(self, stream_id: int, offset: int) -> bool:
+        """Whether reading from there on can begin without asking the store."""
+        end = self._cache.end(stream_id)
+        if end is None or self._cache.log_start(stream_id) is None:
+            return False
+        if offset == end.end_records:
+            return True
+        placed = self._cache.find(stream_id, offset)
+        return placed is not None and self._witness.known([placed]) is not None
+
     async def find(self, stream_id: int, offset: int, *, fresh: bool = False) -> Placed | None:
         run = await self.range(stream_id, offset, 1, fresh=fresh)
         return run[0] if run else None

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dray.errors import (
     CompactedRange,
@@ -23,12 +24,12 @@ from dray.errors import (
     ObjectNotFound,
     OffsetOutOfRange,
 )
-from dray.index.entry import ParquetFile, Placed, WalChunk
-from dray.index.lookup import OffsetIndex
-from dray.log.plan import Available, Span, share
+from dray.index.decided import DecidedIndex
+from dray.index.entry import BATCH_PREFIX_BYTES, ParquetFile, Placed, Truncated, WalChunk
+from dray.log.plan import Available, Span, share, size_of
 from dray.log.wakeups import Waiter, Wakeups
 from dray.protocol.codec import Buffer, Pieces
-from dray.protocol.records import Batch, empty_batch, patched, read_batch
+from dray.protocol.records import HEADER_BYTES, Batch, empty_batch, patched, read_batch
 from dray.wal.reader import WalReader
 
 # There are no leaders, so there is one epoch for ever (X-57).
@@ -43,6 +44,7 @@ MAX_LOOKUPS = 16
 READ_AHEAD_BYTES = 4 * 2**20
 # Below this size on average, copying buffers into one is cheaper than handing each to the kernel.
 SMALL_BUFFER_BYTES = 8 * 2**10
+NOTHING = Pieces(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +72,32 @@ class Fetched:
     release: Callable[[], None]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Located:
+    """What is there from the wanted offset on: all of it, or more than may be sent."""
+
     entries: Sequence[Placed] = ()
+    size_bytes: int = 0  # of batches from the wanted one on, no more than may be sent
     end: int = -1
     log_start: int = -1
     error: DrayError | None = None
 
 
+NOWHERE = _Located()
+
+
+class _Read(NamedTuple):
+    """What was read, and where it was found in the end."""
+
+    located: _Located
+    spans: list[Span]
+    records: Pieces
+
+
 class LogReader:
     def __init__(
         self,
-        index: OffsetIndex,
+        index: DecidedIndex,
         objects: WalReader,
         wakeups: Wakeups,
         *,
@@ -101,19 +117,25 @@ class LogReader:
         max_wait_s: float,
         gone: asyncio.Future[None] | None = None,
     ) -> Fetched:
-        """Read, waiting up to `max_wait_s` for `min_bytes` in all. `gone`: nobody wants it any more."""
-        located = await self._locate_all(wants)
+        """Read, waiting up to `max_wait_s` for `min_bytes` in all. `gone`: nobody wants it any more.
+
+        As in Kafka, what counts for `min_bytes` is what is there within each limit, not the whole batches
+        that fit: those may never come to as much.
+        """
+        located = [NOWHERE] * len(wants)
+        if max_wait_s > 0 and wants:
+            await self._wait(wants, located, min(min_bytes, max_bytes), max_bytes, max_wait_s, gone)
+        else:
+            await self._locate_all(wants, located, range(len(wants)), max_bytes)
         chosen = _choose(wants, located, max_bytes)
-        if max_wait_s > 0 and _is_too_little(located, chosen, min_bytes):
-            chosen = await self._wait(wants, located, min(min_bytes, max_bytes), max_bytes, max_wait_s, gone)
-        size = sum(span.size_bytes for spans in chosen for span in spans)
+        size = sum(map(size_of, chosen))
         await self._budget.take(size)
         try:
-            partitions = await self._read_all(wants, located, chosen)
+            partitions = await self._read_all(wants, located, chosen, max_bytes)
+            self._read_ahead(located, chosen)
         except BaseException:
             self._budget.give_back(size)
             raise
-        self._read_ahead(located, chosen)
         return Fetched(partitions, lambda: self._budget.give_back(size))
 
     async def read_batch(self, placed: Placed, number: int) -> Batch:
@@ -131,37 +153,38 @@ class LogReader:
         max_bytes: int,
         max_wait_s: float,
         gone: asyncio.Future[None] | None,
-    ) -> list[list[Span]]:
-        """Look again whenever something has changed, until it is enough or time is up."""
+    ) -> None:
+        """Look, and again whenever something has changed, until it is enough or time is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_s
         waiter = Waiter()
         streams = {want.stream_id for want in wants}
-        self._wakeups.register(waiter, streams)
+        self._wakeups.register(waiter, streams)  # first, so that nothing comes unnoticed
         if gone is not None:
             gone.add_done_callback(waiter.give_up)
         try:
-            changed = streams  # something may have come before the registration
+            changed = streams
             while True:
-                for number, want in enumerate(wants):
-                    if want.stream_id in changed:
-                        located[number] = await self._locate(want)
-                chosen = _choose(wants, located, max_bytes)
+                numbers = [number for number, want in enumerate(wants) if want.stream_id in changed]
+                await self._locate_all(wants, located, numbers, max_bytes)
                 left_s = deadline - loop.time()
-                if waiter.is_over or left_s <= 0 or not _is_too_little(located, chosen, min_bytes):
-                    return chosen
+                if waiter.is_over or left_s <= 0 or _is_enough(located, min_bytes):
+                    return
                 changed = await waiter.wait(left_s)
         finally:
             self._wakeups.unregister(waiter, streams)
             if gone is not None:
                 gone.remove_done_callback(waiter.give_up)
 
-    async def _locate_all(self, wants: Sequence[Want]) -> list[_Located]:
-        located = [_Located()] * len(wants)
+    async def _locate_all(
+        self, wants: Sequence[Want], located: list[_Located], numbers: Iterable[int], max_bytes: int
+    ) -> None:
+        """Bring these of `located` up to date."""
         cold = []
-        for number, want in enumerate(wants):
-            if self._index.has_at_hand(want.stream_id):
-                located[number] = await self._locate(want)
+        for number in numbers:
+            want = wants[number]
+            if self._index.knows(want.stream_id, want.offset):
+                located[number] = await self._locate(want, max_bytes, located[number])
             else:
                 cold.append(number)
         if cold:
@@ -169,113 +192,143 @@ class LogReader:
 
             async def locate(number: int) -> None:
                 async with turns:
-                    located[number] = await self._locate(wants[number])
+                    located[number] = await self._locate(wants[number], max_bytes, located[number])
 
-            await asyncio.gather(*(locate(number) for number in cold))
-        return located
+            await asyncio.gather(*map(locate, cold))
 
-    async def _locate(self, want: Want, *, fresh: bool = False) -> _Located:
+    async def _locate(
+        self, want: Want, max_bytes: int, before: _Located = NOWHERE, *, fresh: bool = False
+    ) -> _Located:
         try:
-            end = (await self._index.end(want.stream_id)).end_records
-            log_start = await self._index.log_start(want.stream_id)
-            if not log_start <= want.offset <= end:
-                end = (await self._index.end(want.stream_id, fresh=True)).end_records
-                log_start = await self._index.log_start(want.stream_id, fresh=True)
-                if not log_start <= want.offset <= end:
-                    raise OffsetOutOfRange(want.offset, log_start, end)
-            entries = await self._entries(want, end, fresh) if want.offset < end else ()
+            end, log_start = await self._bounds(want, fresh)
+            if (end, log_start) == (before.end, before.log_start):
+                return before
+            return await self._entries(want, min(want.max_bytes, max_bytes), end, log_start, before, fresh)
         except DrayError as error:
             return _Located(error=error)
-        return _Located(entries, end, log_start)
 
-    async def _entries(self, want: Want, end: int, fresh: bool) -> list[Placed]:
+    async def _bounds(self, want: Want, fresh: bool) -> tuple[int, int]:
+        end = (await self._index.end(want.stream_id, fresh=fresh)).end_records
+        log_start = await self._index.log_start(want.stream_id, fresh=fresh)
+        if log_start <= want.offset <= end:
+            return end, log_start
+        if fresh:
+            raise OffsetOutOfRange(want.offset, log_start, end)
+        return await self._bounds(want, fresh=True)
+
+    async def _entries(
+        self, want: Want, limit: int, end: int, log_start: int, before: _Located, fresh: bool
+    ) -> _Located:
         """Entries from the one that holds the offset on: enough for what is wanted, or all there are."""
-        entries: list[Placed] = []
-        size = 0
-        at = want.offset
-        while at < end and size < want.max_bytes and len(entries) < MAX_ENTRIES:
+        entries = list(before.entries)  # what was appended since comes behind them
+        size = before.size_bytes
+        at = entries[-1].end_offset if entries else want.offset
+        while at < end and len(entries) < MAX_ENTRIES and (size < limit or not entries):
             page = await self._index.range(want.stream_id, at, PAGE_ENTRIES, fresh=fresh)
-            if not page:
-                break
-            for placed in page:
-                where = placed.entry.where
-                size += where.chunk_length if isinstance(where, WalChunk) else 0
-            if not entries and isinstance(first := page[0].entry.where, WalChunk):
-                number = first.batch_at(at - page[0].start_offset)
-                size -= first.batch_offset(number) - first.chunk_offset  # in front of the offset
+            if not page or (entries and page[0].start_offset != at):
+                break  # taken apart meanwhile: the reader comes back for it
+            if isinstance(page[0].entry.where, Truncated):
+                # Since the bounds were read. Read again, so that nobody is told of older ones.
+                log_start = await self._index.log_start(want.stream_id, fresh=True)
+                raise OffsetOutOfRange(want.offset, log_start, end)
+            size += sum(map(_bytes_of, page))
+            if not entries and isinstance(where := page[0].entry.where, WalChunk):
+                number = where.batch_at(at - page[0].start_offset)
+                size -= sum(batch.size_bytes for batch in where.batches[:number])
+                limit = max(limit, where.batches[number].size_bytes)
             entries += page
             at = page[-1].end_offset
-        return entries
+        # Where there is more than is looked at, it is as much as it will ever be, however long one waits.
+        size = limit if at < end else min(size, limit)
+        return _Located(entries, size, max(end, at), log_start)
 
     # --- reading
 
     async def _read_all(
-        self, wants: Sequence[Want], located: list[_Located], chosen: list[list[Span]]
+        self, wants: Sequence[Want], located: list[_Located], chosen: list[list[Span]], max_bytes: int
     ) -> list[Got]:
-        missing = {
-            number: asyncio.ensure_future(self._read_or_look_again(wants[number], located, chosen, number))
-            for number, spans in enumerate(chosen)
-            if spans and not self._is_in_memory(spans)
-        }
-        if missing:
-            await asyncio.wait(missing.values())
-        partitions = []
-        for number, one in enumerate(located):
-            got = Got(one.end, one.log_start, Pieces(()), one.error)
-            if number in missing:
-                error = missing[number].exception()
-                if error is not None and not isinstance(error, DrayError):
-                    raise error
-                got = Got(error=error) if error else Got(one.end, one.log_start, missing[number].result())
-            elif one.error is not None:
-                got = Got(error=one.error)
-            elif chosen[number]:
-                try:
-                    got.records = _records(chosen[number], [self._in_memory(s) for s in chosen[number]])
-                except DamagedWal as error:
-                    got = Got(error=error)
+        """`located` and `chosen` then say what was really read."""
+        partitions: list[Got] = []
+        missing: list[int] = []
+        for number, (one, spans) in enumerate(zip(located, chosen, strict=True)):
+            got = Got(one.end, one.log_start, NOTHING) if one.error is None else Got(error=one.error)
             partitions.append(got)
+            stored = self._in_memory(spans)
+            if stored is None:
+                missing.append(number)
+            elif stored:
+                try:
+                    got.records = self._records(spans, stored)
+                except DamagedWal as error:
+                    partitions[number] = Got(error=error)
+        if missing:
+            # One by one: an error of one is its own. Cancelled, this cancels and awaits them all.
+            reads = [self._read_or_look_again(wants[n], located[n], chosen[n], max_bytes) for n in missing]
+            for number, read in zip(
+                missing, await asyncio.gather(*reads, return_exceptions=True), strict=True
+            ):
+                if isinstance(read, _Read):
+                    located[number], chosen[number], records = read
+                    partitions[number] = Got(read.located.end, read.located.log_start, records)
+                elif isinstance(read, DrayError):
+                    chosen[number] = []
+                    partitions[number] = Got(error=read)
+                else:
+                    raise read
         return partitions
 
-    def _is_in_memory(self, spans: Sequence[Span]) -> bool:
+    def _in_memory(self, spans: Sequence[Span]) -> list[list[memoryview]] | None:
+        """What is stored of each, if all is at hand. It stays valid whatever happens to the cache."""
+        stored = []
         for span in spans:
             where = span.placed.entry.where
-            if isinstance(where, ParquetFile):
-                return False
-            if isinstance(where, WalChunk) and self._objects.try_read(*_place_of(span)) is None:
-                return False
-        return True
-
-    def _in_memory(self, span: Span) -> list[memoryview]:
-        if not isinstance(span.placed.entry.where, WalChunk):
-            return []
-        pieces = self._objects.try_read(*_place_of(span))
-        assert pieces is not None, "nothing was awaited since it was there"
-        return pieces
+            pieces: list[memoryview] | None = []
+            if isinstance(where, WalChunk):
+                pieces = self._objects.try_read(*_place_of(span))
+            if pieces is None or isinstance(where, ParquetFile):
+                return None
+            stored.append(pieces)
+        return stored
 
     async def _read_or_look_again(
-        self, want: Want, located: list[_Located], chosen: list[list[Span]], number: int
-    ) -> Pieces:
+        self, want: Want, located: _Located, spans: list[Span], max_bytes: int
+    ) -> _Read:
         """An object that is gone means that the entry was replaced: look it up again, once."""
         try:
-            return await self._read(chosen[number])
+            return _Read(located, spans, await self._read(spans))
         except ObjectNotFound:
-            found = await self._locate(want, fresh=True)
-            if found.error is not None:
-                raise found.error from None
-            size = sum(span.size_bytes for span in chosen[number])
-            located[number] = found
-            (chosen[number],) = share([Available(found.entries, want.offset, size)], size)
-            return await self._read(chosen[number])
+            size = size_of(spans)
+            located = await self._locate(want, max_bytes, fresh=True)
+            if located.error is not None:
+                raise located.error from None
+            (spans,) = share([Available(located.entries, want.offset, size)], size)
+            return _Read(located, spans, await self._read(spans))
 
     async def _read(self, spans: Sequence[Span]) -> Pieces:
-        async def pieces(span: Span) -> list[memoryview]:
-            where = span.placed.entry.where
-            if isinstance(where, ParquetFile):
-                raise CompactedRange(where.path)
-            return await self._objects.read(*_place_of(span)) if isinstance(where, WalChunk) else []
+        """Up to the first that cannot be read, unless that is the first of all."""
+        stored: list[list[memoryview]] = []
+        for pieces in await asyncio.gather(*map(self._read_span, spans), return_exceptions=True):
+            if isinstance(pieces, BaseException):
+                if not stored or not isinstance(pieces, DrayError):
+                    raise pieces
+                break
+            stored.append(pieces)
+        return self._records(spans[: len(stored)], stored)
 
-        return _records(spans, await asyncio.gather(*map(pieces, spans)))
+    async def _read_span(self, span: Span) -> list[memoryview]:
+        where = span.placed.entry.where
+        if isinstance(where, ParquetFile):
+            raise CompactedRange(where.path)
+        return await self._objects.read(*_place_of(span)) if isinstance(where, WalChunk) else []
+
+    def _records(self, spans: Sequence[Span], stored: Sequence[list[memoryview]]) -> Pieces:
+        try:
+            return _records(spans, stored)
+        except DamagedWal:
+            where = spans[0].placed.entry.where
+            if isinstance(where, WalChunk):
+                self._objects.forget(where.path)  # what is stored may be better than what was read
+            raise
 
     def _read_ahead(self, located: Sequence[_Located], chosen: Sequence[Sequence[Span]]) -> None:
         """What a reader that is behind will ask for next."""
@@ -290,7 +343,7 @@ class LogReader:
                 end = min(where.chunk_offset + where.chunk_length, start + left)
                 self._objects.prefetch(where.path, start, end)
                 left -= end - start
-            for placed in one.entries:
+            for placed in one.entries[len(spans) :]:
                 where = placed.entry.where
                 if left <= 0:
                     break
@@ -307,10 +360,21 @@ def _choose(wants: Sequence[Want], located: Sequence[_Located], max_bytes: int) 
     return share(available, max_bytes)
 
 
-def _is_too_little(located: Sequence[_Located], chosen: Sequence[Sequence[Span]], min_bytes: int) -> bool:
-    if any(one.error is not None for one in located):
-        return False
-    return sum(span.size_bytes for spans in chosen for span in spans) < min_bytes
+def _is_enough(located: Sequence[_Located], min_bytes: int) -> bool:
+    """An error is answered at once, together with what there is."""
+    size = 0
+    for one in located:
+        if one.error is not None:
+            return True
+        size += one.size_bytes
+    return size >= min_bytes
+
+
+def _bytes_of(placed: Placed) -> int:
+    where = placed.entry.where
+    if not isinstance(where, WalChunk):
+        return HEADER_BYTES
+    return where.chunk_length - len(where.batches) * BATCH_PREFIX_BYTES
 
 
 def _place_of(span: Span) -> tuple[str, int, int]:
@@ -322,7 +386,7 @@ def _place_of(span: Span) -> tuple[str, int, int]:
 
 
 def _records(spans: Sequence[Span], stored: Sequence[list[memoryview]]) -> Pieces:
-    """The batches of the spans, each at its offset."""
+    """The batches of the spans, each at its offset, up to the first that is damaged."""
     buffers: list[Buffer] = []
     for span, pieces in zip(spans, stored, strict=True):
         placed = span.placed
@@ -330,18 +394,26 @@ def _records(spans: Sequence[Span], stored: Sequence[list[memoryview]]) -> Piece
         if not isinstance(where, WalChunk):
             buffers.append(empty_batch(placed.start_offset, placed.entry.records, LEADER_EPOCH))
             continue
-        data = _joined(pieces)
-        base = where.batch_offset(span.first)
-        for number in range(span.first, span.last):
-            at = where.batch_offset(number) - base
-            batch = data[at : at + where.batches[number].size_bytes]
-            if int.from_bytes(batch[8:12]) + 12 != len(batch) or batch[16] != 2:
-                raise DamagedWal(f"{where.path} has no batch here", where.batch_offset(number))
-            buffers += patched(batch, placed.start_offset + where.batch_start(number), LEADER_EPOCH)
+        if not _add_batches(buffers, span, where, _joined(pieces)):
+            break
     records = Pieces(buffers)
     if len(buffers) > 1 and records.size < len(buffers) * SMALL_BUFFER_BYTES:
         return Pieces([b"".join(buffers)])
     return records
+
+
+def _add_batches(buffers: list[Buffer], span: Span, where: WalChunk, data: memoryview) -> bool:
+    """Whether all are sound. Raises `DamagedWal` if there is nothing to be sent in front of what is not."""
+    base = where.batch_offset(span.first)
+    for number in range(span.first, span.last):
+        at = where.batch_offset(number) - base
+        batch = data[at : at + where.batches[number].size_bytes]
+        if len(batch) < HEADER_BYTES or int.from_bytes(batch[8:12]) + 12 != len(batch) or batch[16] != 2:
+            if buffers:
+                return False
+            raise DamagedWal(f"{where.path} has no batch here", where.batch_offset(number))
+        buffers += patched(batch, span.placed.start_offset + where.batch_start(number), LEADER_EPOCH)
+    return True
 
 
 def _joined(pieces: Sequence[memoryview]) -> memoryview:
@@ -357,7 +429,7 @@ class _Budget:
     waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
 
     async def take(self, size: int) -> None:
-        if not self.waiting and self._fits(size):
+        if size == 0 or (not self.waiting and self._fits(size)):
             self.taken += size
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -365,8 +437,8 @@ class _Budget:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back(size)
+            # It may have been given just now. If not, the next one may fit where this one did not.
+            self.give_back(0 if turn.cancelled() else size)
             raise
 
     def give_back(self, size: int) -> None:
