@@ -44,15 +44,16 @@ class LogAppender:
         """
         batches = split_batches(payload, configs.max_message_bytes)
         now_ms = self._wall_clock_ms()
-        append_time_ms = None
+        stamps = configs.timestamp_type is TimestampType.LOG_APPEND_TIME
+        at = 0
         for batch in batches:
-            _check(batch, allows_zstd)
-        if configs.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            append_time_ms = now_ms
+            _check(batch, at, allows_zstd)
+            if not stamps:
+                _check_time(batch, at, now_ms, configs)
+            at += len(batch.data)
+        append_time_ms = now_ms if stamps else None
+        if stamps:
             batches = _stamped(payload, batches, now_ms)
-        else:
-            for batch in batches:
-                _check_time(batch, now_ms, configs)
         pending = [
             PendingBatch(stream_id, batch.data, batch.records, *_time_range(batch, append_time_ms))
             for batch in batches
@@ -61,20 +62,20 @@ class LogAppender:
         return Appending(stream_id, self._writer.submit(domain, pending), append_time_ms)
 
 
-def _check(batch: Batch, allows_zstd: bool) -> None:
+def _check(batch: Batch, at: int, allows_zstd: bool) -> None:
     if not allows_zstd and batch.codec == "zstd":
-        raise UnsupportedCodec("zstd needs Produce version 7 or later (KIP-110)", 0)
+        raise UnsupportedCodec("zstd needs Produce version 7 or later (KIP-110)", at)
     if batch.producer_id >= 0:
-        raise IdempotentBatch("idempotent producers are not supported: set enable.idempotence=false", 0)
+        raise IdempotentBatch("idempotent producers are not supported: set enable.idempotence=false", at)
 
 
-def _check_time(batch: Batch, now_ms: int, configs: TopicConfigs) -> None:
+def _check_time(batch: Batch, at: int, now_ms: int, configs: TopicConfigs) -> None:
     """Kafka's `message.timestamp.before.max.ms` and `.after.max.ms`, by what the header says."""
     low, high = batch.timestamp_range_ms
     if low != NO_TIMESTAMP and now_ms - low > configs.timestamp_before_max_ms:
-        raise InvalidTimestamp(f"{low} is more than {configs.timestamp_before_max_ms} ms ago", 0)
+        raise InvalidTimestamp(f"{low} is more than {configs.timestamp_before_max_ms} ms ago", at)
     if high != NO_TIMESTAMP and high - now_ms > configs.timestamp_after_max_ms:
-        raise InvalidTimestamp(f"{high} is more than {configs.timestamp_after_max_ms} ms ahead", 0)
+        raise InvalidTimestamp(f"{high} is more than {configs.timestamp_after_max_ms} ms ahead", at)
 
 
 def _stamped(payload: bytes, batches: Sequence[Batch], now_ms: int) -> list[Batch]:
