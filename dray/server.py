@@ -3,10 +3,11 @@
 A connection is read on while earlier requests are worked on, and answers leave in the order of the requests.
 What a request means is for `handle`.
 
-Memory is bounded. A large frame is admitted before it is read: where there is no room, the connection is
-not read until there is. What was admitted keeps its room until its answer has left. So the
-bytes of all requests together stay below `max_inflight_bytes` (a single larger one is let in alone), and a
-client that does not take its answers is dropped after `send_timeout_s`.
+Memory is bounded. A large frame is admitted before it is read, a small one when it is complete: where there
+is no room, the connection is not read until there is. What was admitted keeps its room until its answer has
+left. So the bytes of all requests together stay below `max_inflight_bytes` (a single larger one is let in
+alone). A client that does not take its answers, or stops within a large request, is dropped after
+`send_timeout_s`: it holds room that others wait for.
 
 What cannot be a Kafka request closes the connection, with one line in the log; others notice nothing.
 """
@@ -15,19 +16,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from struct import Struct
 from typing import TypeAlias, cast
 
 from dray.errors import MalformedRequest
-from dray.protocol.codec import Buffer
+from dray.protocol.codec import Buffer, may_be_request
 
 log = logging.getLogger(__name__)
 
 # Frames up to this size are read without being admitted first: they fit into what a connection holds anyway.
 SMALL_FRAME_BYTES = 16 * 2**10
+# Pieces of a frame below this are joined as they come: kept one by one, they would be mostly overhead.
+SMALL_PIECE_BYTES = 2**10
 # Requests of one connection that are worked on at once. Clients have 5 or so in flight; none needs more.
 MAX_PIPELINED = 1_000
 WRITE_HIGH_BYTES = 2**20
@@ -35,6 +40,8 @@ WRITE_HIGH_BYTES = 2**20
 IDLE_CHECKS = 4
 
 _LENGTH = Struct(">i")
+# Of a large frame, what is looked at before there is room for it.
+_START_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -67,6 +74,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
         self._idle_check: asyncio.TimerHandle | None = None
+        self._stopping = False
         self.refused = 0
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
@@ -86,6 +94,7 @@ class Server:
         """Take no more, answer what was read, close. What is not answered in time is cut off."""
         if self._listener is None:
             return
+        self._stopping = True
         self._listener.close()
         if self._idle_check is not None:
             self._idle_check.cancel()
@@ -97,8 +106,12 @@ class Server:
             await asyncio.wait(waiting, timeout=left)
         for connection in list(self._connections):
             connection.abort("the broker stops and its requests are not done")
+        while self._connections:
+            await asyncio.wait([connection.closed for connection in self._connections])
 
     def admit(self, connection: Connection) -> bool:
+        if self._stopping:
+            return False
         if len(self._connections) >= self.limits.max_connections:
             self.refused += 1
             log.warning(
@@ -121,31 +134,60 @@ class Server:
 
 
 class _Room:
-    """Bytes that all requests may take together. First come, first served."""
+    """Bytes that all requests may take together. First come, first served, and small ones before large ones.
+
+    A small request does not wait behind a large one that finds no room: heartbeats and the like go on.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._taken = 0
-        self._waiting: deque[tuple[Connection, int]] = deque()
+        # In the order they came; a connection waits for one frame at a time.
+        self._small: dict[Connection, int] = {}
+        self._large: dict[Connection, int] = {}
+
+    @property
+    def taken(self) -> int:
+        return self._taken
 
     def take(self, connection: Connection, size: int) -> bool:
         """False: `connection.admitted` will be called when it has its turn."""
-        if size > SMALL_FRAME_BYTES and (self._waiting or not self._fits(size)):
-            self._waiting.append((connection, size))
+        queue = self._small if size <= SMALL_FRAME_BYTES else self._large
+        if queue or not self._fits(size):
+            queue[connection] = size
             return False
         self._taken += size
         return True
 
     def give_back(self, size: int) -> None:
         self._taken -= size
-        while self._waiting and self._fits(self._waiting[0][1]):
-            connection, wanted = self._waiting.popleft()
-            if connection.is_open:
-                self._taken += wanted
-                connection.admitted(wanted)
+        self._admit()
+
+    def withdraw(self, connection: Connection) -> None:
+        """It waits no more. Those behind it may fit where it did not."""
+        self._small.pop(connection, None)
+        self._large.pop(connection, None)
+        self._admit()
+
+    def _admit(self) -> None:
+        for queue in (self._small, self._large):
+            while queue:
+                connection, wanted = next(iter(queue.items()))
+                if connection.is_open and not self._fits(wanted):
+                    break
+                del queue[connection]
+                if connection.is_open:
+                    self._taken += wanted
+                    connection.admitted()
 
     def _fits(self, size: int) -> bool:
         return self._taken + size <= self._total or self._taken == 0
+
+
+class _Admission(Enum):
+    NEW = auto()
+    WAITING = auto()
+    ADMITTED = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -159,9 +201,22 @@ class _Incoming:
     """A frame of which the length is known."""
 
     size: int
-    admitted: bool
+    admission: _Admission = _Admission.NEW
     received: int = 0
-    chunks: list[bytes] = field(default_factory=list)
+    pieces: list[bytes | bytearray] = field(default_factory=list)
+
+    @property
+    def is_large(self) -> bool:
+        return self.size > SMALL_FRAME_BYTES
+
+    def add(self, piece: bytes) -> None:
+        self.received += len(piece)
+        if len(piece) >= SMALL_PIECE_BYTES or not self.pieces:
+            self.pieces.append(piece)
+        elif isinstance(last := self.pieces[-1], bytearray):
+            last += piece
+        else:
+            self.pieces.append(bytearray(piece))
 
 
 class Connection(asyncio.Protocol):
@@ -179,7 +234,10 @@ class Connection(asyncio.Protocol):
         self._read_paused = False
         self._finishing = False  # nothing more is taken, not even what has come already
         self._eof = False  # nothing more will come
+        self._aborted = False
         self._send_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._received_bytes = 0
         self._active_at = 0.0
         self.peer = "?"
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -203,7 +261,10 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
 
     def data_received(self, data: bytes) -> None:
+        if self._finishing:
+            return
         self._active_at = self._loop.time()
+        self._received_bytes += len(data)
         self._rest = self._rest + data if self._rest else data
         self._take_frames()
 
@@ -215,12 +276,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.forget(self)
-        if self._send_timer is not None:
-            self._send_timer.cancel()
-        if self._incoming is not None and self._incoming.admitted:
-            self._server.room.give_back(self._incoming.size)
-        self._incoming = None
-        self._rest = b""
+        for timer in (self._send_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._drop_incoming()
         self._sent()
         # Nobody waits for the answers. What has been accepted goes on all the same: acks=0 counts on it.
         for pending in self._pending:
@@ -256,21 +315,30 @@ class Connection(asyncio.Protocol):
                 if not self._is_plausible(size, data[at : at + _LENGTH.size]):
                     return
                 at += _LENGTH.size
-                self._incoming = _Incoming(size, self._server.room.take(self, size))
+                self._incoming = _Incoming(size)
             incoming = self._incoming
-            if not incoming.admitted:
+            if incoming.is_large and incoming.admission is _Admission.NEW:
+                if len(data) - at < _START_BYTES:
+                    break
+                if not may_be_request(data[at : at + _START_BYTES]):
+                    self.abort(f"{incoming.size} bytes are announced that do not begin as a request")
+                    return
+                self._ask_for_room(incoming)
+            if incoming.admission is _Admission.WAITING:
                 break
-            part = data[at : at + incoming.size - incoming.received]
-            if part:
-                incoming.chunks.append(part)
-                incoming.received += len(part)
-                at += len(part)
+            piece = data[at : at + incoming.size - incoming.received]
+            if piece:
+                incoming.add(piece)
+                at += len(piece)
             if incoming.received < incoming.size:
                 break
+            if incoming.admission is _Admission.NEW and not self._ask_for_room(incoming):
+                break
             self._incoming = None
-            self._begin(b"".join(incoming.chunks), incoming.size)
+            self._begin(b"".join(incoming.pieces), incoming.size)
         self._rest = data[at:]
         self._pause_or_resume()
+        self._watch_for_stall()
 
     def _is_plausible(self, size: int, raw: bytes) -> bool:
         if 0 < size <= self._limits.max_request_bytes:
@@ -280,13 +348,43 @@ class Connection(asyncio.Protocol):
         self.abort(f"a request of {size} bytes, where 1 to {limit} are taken{looks_like}")
         return False
 
-    def admitted(self, size: int) -> None:
+    def _ask_for_room(self, incoming: _Incoming) -> bool:
+        has_room = self._server.room.take(self, incoming.size)
+        incoming.admission = _Admission.ADMITTED if has_room else _Admission.WAITING
+        return has_room
+
+    def admitted(self) -> None:
         """There is room now for the frame that waits."""
-        if self._incoming is None:
-            self._server.room.give_back(size)
-            return
-        self._incoming.admitted = True
+        assert self._incoming is not None, "what does not wait is withdrawn"
+        self._incoming.admission = _Admission.ADMITTED
         self._take_frames()
+        self._close_if_done()
+
+    def _drop_incoming(self) -> None:
+        incoming, self._incoming, self._rest = self._incoming, None, b""
+        if incoming is None:
+            return
+        if incoming.admission is _Admission.ADMITTED:
+            self._server.room.give_back(incoming.size)
+        elif incoming.admission is _Admission.WAITING:
+            self._server.room.withdraw(self)
+
+    def _watch_for_stall(self) -> None:
+        """A large frame has its room before it has come. So it has to come."""
+        if self._stall_timer is None and self._holds_room():
+            self._stall_timer = self._loop.call_later(
+                self._limits.send_timeout_s, self._check_stall, self._received_bytes
+            )
+
+    def _check_stall(self, received_bytes: int) -> None:
+        self._stall_timer = None
+        if self._holds_room() and self._received_bytes == received_bytes:
+            self.abort("it stopped in the middle of a request")
+        else:
+            self._watch_for_stall()
+
+    def _holds_room(self) -> bool:
+        return self._incoming is not None and self._incoming.admission is _Admission.ADMITTED
 
     def _full(self) -> bool:
         return (
@@ -297,13 +395,15 @@ class Connection(asyncio.Protocol):
     def _pause_or_resume(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        waits = self._incoming is not None and not self._incoming.admitted
-        should_pause = waits or self._full()
+        should_pause = not self._finishing and (self._waits() or self._full())
         if should_pause and not self._read_paused:
             self._transport.pause_reading()
         elif self._read_paused and not should_pause:
             self._transport.resume_reading()
         self._read_paused = should_pause
+
+    def _waits(self) -> bool:
+        return self._incoming is not None and self._incoming.admission is _Admission.WAITING
 
     def _begin(self, frame: bytes, size: int) -> None:
         self._inflight_bytes += size
@@ -322,18 +422,15 @@ class Connection(asyncio.Protocol):
             pending = self._pending.popleft()
             took = True
             self._inflight_bytes -= pending.size
-            try:
-                answer = pending.task.result()
-            except MalformedRequest as error:
+            error = CancelledError() if pending.task.cancelled() else pending.task.exception()
+            if error is not None:
+                if isinstance(error, MalformedRequest):
+                    self.abort(str(error))
+                else:
+                    self.abort("a request could not be answered", logging.ERROR, error)
                 self._server.room.give_back(pending.size)
-                self.abort(str(error))
                 return
-            except Exception:
-                self._server.room.give_back(pending.size)
-                log.exception("a request could not be answered", extra={"peer": self.peer})
-                self.abort("a request could not be answered")
-                return
-            self._send(pending.size, answer)
+            self._send(pending.size, pending.task.result())
         if took:
             self._active_at = self._loop.time()
             if self._read_paused or self._rest:
@@ -371,20 +468,26 @@ class Connection(asyncio.Protocol):
     def finish(self) -> None:
         """Read nothing more, and close when all that was read is answered."""
         self._finishing = True
+        # What comes from now on is read and thrown away: closing a socket with something unread in it would
+        # cut off the answers that are on their way.
+        self._drop_incoming()
+        self._pause_or_resume()
         self._close_if_done()
 
     def close_if_idle_since(self, oldest: float) -> None:
         if not self._pending and self._active_at < oldest:
             self.abort("it was idle for connections.max.idle.ms", level=logging.INFO)
 
-    def abort(self, reason: str, level: int = logging.WARNING) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            log.log(level, "connection closed: %s", reason, extra={"peer": self.peer})
-            self._transport.abort()
+    def abort(self, reason: str, level: int = logging.WARNING, error: BaseException | None = None) -> None:
+        """Close at once, also where a slow reader keeps an orderly end from coming about."""
+        if self._transport is None or self._aborted or self.closed.done():
+            return
+        self._aborted = True
+        log.log(level, "connection closed: %s", reason, extra={"peer": self.peer}, exc_info=error)
+        self._transport.abort()
 
     def _close_if_done(self) -> None:
-        waits = self._incoming is not None and not self._incoming.admitted
-        is_over = self._finishing or (self._eof and not waits)
+        is_over = self._finishing or (self._eof and not self._waits())
         if is_over and not self._pending and self._transport is not None:
             self._transport.close()
 
