@@ -43,6 +43,8 @@ class Wire:
     def __init__(self, address: str, client_id: str | None = None, timeout_s: float = 30) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout_s)
+        # What is sent has arrived: nothing waits for an acknowledgement of what was sent before.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._client_id = client_id
         self._sent: list[Any] = []
         self._next_id = 0
