@@ -73,7 +73,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Fields | Reply | None]]
 async def find_topic(topics: TopicCatalog, entity: Any) -> Topic:
     """The topic that a request names, by name or by id. Raises `UnknownTopic`, `UnknownTopicId`."""
     topic_id: UUID | None = getattr(entity, "topic_id", None)
-    name: str | None = getattr(entity, "name", None) or getattr(entity, "topic", None)
+    name: str | None = getattr(entity, "name", getattr(entity, "topic", None))
     if name is not None:
         topic = topics.get(name) or await topics.find(name)
         if topic is None:
@@ -96,5 +96,5 @@ def stream_of(topic: Topic, partition: int) -> int:
 
 def named_as(entity: Any) -> dict[str, Any]:
     """The fields that name a topic in a response, as the request did; versions take what they know."""
-    name = getattr(entity, "name", None) or getattr(entity, "topic", None)
+    name = getattr(entity, "name", getattr(entity, "topic", None))
     return {"name": name, "topic": name, "topic_id": getattr(entity, "topic_id", None)}
