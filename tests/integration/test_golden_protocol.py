@@ -48,7 +48,7 @@ def of(name: str) -> Golden:
 
 
 def test_all_clients_and_apis_are_there() -> None:
-    assert set(NAMES) >= {"librdkafka", "java", "kafka-python", "aiokafka", "by-hand"}
+    assert set(NAMES) >= {"librdkafka", "java", "kafka-python", "aiokafka", "by-hand", "mistakes"}
     asked = {exchange.api.split()[0] for name in NAMES for exchange in of(name).exchanges}
     assert asked >= SERVED
 
