@@ -18,7 +18,7 @@ from typing import Any
 from dray import __version__
 from dray.config import SETTINGS, Address, Settings
 from dray.errors import DrayError, MetadataError
-from dray.handlers.call import Services
+from dray.handlers.call import DescribedSetting, Services
 from dray.handlers.dispatch import Dispatcher
 from dray.index.cache import IndexCache
 from dray.index.decided import DecidedIndex
@@ -36,6 +36,7 @@ from dray.objectstore.store import ObjectStore
 from dray.registry import BrokerRegistry
 from dray.server import Answer, Connection, NetworkLimits, Server
 from dray.topics.catalog import TopicCatalog, topic_directory
+from dray.topics.configs import ConfigType
 from dray.wal.orphans import OrphanCollector
 from dray.wal.reader import WalReader
 from dray.wal.writer import CommittedObject, WalWriter
@@ -85,7 +86,7 @@ class Broker:
         self._reader = LogReader(
             self._index, self._wal_reader, self._wakeups, buffer_bytes=settings.fetch_buffer_bytes
         )
-        self._topic_defaults = {"max.message.bytes": str(settings.message_max_bytes)}
+        self._topic_defaults = _topic_defaults(settings)
         self._topic_view = topic_directory(store)
         self._topics = TopicCatalog(
             store,
@@ -271,14 +272,25 @@ def _advertised(settings: Settings, host: str, port: int) -> Address:
     return Address(socket.gethostname() if host in ("0.0.0.0", "::") else settings.listen.host, port)
 
 
-def _described(settings: Settings) -> dict[str, tuple[str, str, str]]:
+def _topic_defaults(settings: Settings) -> dict[str, str]:
+    """The settings that stand in for configs of topics, as far as somebody has set them."""
+    size = str(settings.message_max_bytes)
+    return {} if size == SETTINGS["message.max.bytes"].default else {"max.message.bytes": size}
+
+
+def _described(settings: Settings) -> list[DescribedSetting]:
     """The settings as DescribeConfigs tells them; passwords in URLs are left out."""
-    described = {}
+    described = []
     for of in fields(Settings):
         setting = SETTINGS[of.metadata["setting"].name]
         value = getattr(settings, of.name)
-        text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
-        described[setting.name] = (redact(text), setting.default or "", setting.doc)
+        kind = ConfigType.STRING
+        if isinstance(value, bool):
+            kind, value = ConfigType.BOOLEAN, str(value).lower()
+        elif isinstance(value, int):
+            kind = ConfigType.LONG
+        text = "" if value is None else redact(str(value))
+        described.append(DescribedSetting(setting.name, text, setting.default or "", kind, setting.doc))
     return described
 
 

@@ -17,6 +17,7 @@ DrayError
 ├── NotOwner                 ask the broker that owns the partition
 ├── FutureEpoch              the client knows of a leader that there never was
 ├── BadRequest               the request contradicts itself, or asks for what Dray does not do
+│   └── UnsupportedRequestValue  another version of the request, or another broker, could
 ├── TimedOut                 it is not done in the time that was given; it may be done yet
 ├── OffsetOutOfRange         the reader is to choose another place to begin
 ├── CompactedRange           this Dray cannot read it yet
@@ -150,6 +151,10 @@ class FutureEpoch(DrayError):
 
 class BadRequest(DrayError):
     """Well-formed, but nothing that can be done. INVALID_REQUEST."""
+
+
+class UnsupportedRequestValue(BadRequest):
+    """Something that another version, or another broker, would understand. UNSUPPORTED_VERSION."""
 
 
 class TimedOut(DrayError):

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.servers.etcd import EtcdServer, ensure_etcd
+from tests.servers.kafka import ensure_kafka_jars
 from tests.servers.oxia import describe_oxia, start_oxia
 from tests.servers.s3 import S3Server, ensure_versitygw
 
 
 def pytest_report_header() -> list[str]:
-    return [f"etcd: {ensure_etcd()}", f"oxia: {describe_oxia()}", f"s3: {ensure_versitygw()}"]
+    return [
+        f"etcd: {ensure_etcd()}",
+        f"oxia: {describe_oxia()}",
+        f"s3: {ensure_versitygw()}",
+        f"kafka: {ensure_kafka_jars()}",
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -18,9 +18,20 @@ from dray.registry import BrokerRegistry
 from dray.routing import Brokers
 from dray.server import Connection
 from dray.topics.catalog import Topic, TopicCatalog
+from dray.topics.configs import ConfigType
 
 NO_THROTTLE = timedelta(0)
 NOBODY = UUID(int=0)  # Kafka's way to say that there is no topic id
+
+
+class DescribedSetting(NamedTuple):
+    """A setting of this broker, as DescribeConfigs tells it."""
+
+    name: str
+    value: str
+    default: str
+    type: ConfigType
+    doc: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +47,7 @@ class Services:
     enforce_owner: bool
     fetch_max_bytes: int
     topic_defaults: Mapping[str, str]
-    settings: Mapping[str, tuple[str, str, str]]  # name -> value, default and documentation
+    settings: Sequence[DescribedSetting]
 
     @property
     def brokers(self) -> Brokers:

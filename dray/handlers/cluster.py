@@ -29,8 +29,7 @@ async def describe_cluster(call: Call) -> Fields:
     if endpoint_type != BROKER_ENDPOINTS:
         answer["error_code"] = ErrorCode.mismatched_endpoint_type
         answer["error_message"] = "this is a broker; there are no controllers to connect to"
-        answer["endpoint_type"] = endpoint_type
-        answer["controller_id"] = -1
+        answer |= {"cluster_id": "", "controller_id": -1}
         return answer
     answer["brokers"] = [
         {**broker_fields(broker), "broker_id": broker.node_id, "is_fenced": False}

@@ -8,10 +8,10 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from dray.errors import BadRequest, DrayError, UnknownTopic
-from dray.handlers.call import NO_THROTTLE, Call
+from dray.handlers.call import NO_THROTTLE, Call, DescribedSetting
 from dray.handlers.errors import code_of, message_of
 from dray.protocol.codec import Fields
-from dray.topics.catalog import Topic
+from dray.topics.catalog import Topic, check_name
 from dray.topics.configs import ConfigRow, ConfigSource, ConfigType, describe
 
 # Kafka's numbers (ConfigResource.Type, DescribeConfigsResponse.ConfigSource and .ConfigType).
@@ -26,7 +26,6 @@ TYPES = {
     ConfigType.DOUBLE: 6,
     ConfigType.LIST: 7,
 }
-STRING_TYPE = 2
 
 
 async def describe_configs(call: Call) -> Fields:
@@ -51,6 +50,7 @@ async def _resource(call: Call, resource: Any) -> dict[str, Any]:
         if resource.resource_type == TOPIC:
             topic = await call.services.topics.find(resource.resource_name)
             if topic is None:
+                check_name(resource.resource_name)
                 raise UnknownTopic(resource.resource_name)
             configs: Iterable[dict[str, Any]] = config_fields(call, topic)
         elif resource.resource_type == BROKER:
@@ -90,16 +90,19 @@ def _broker_configs(call: Call, name: str) -> list[dict[str, Any]]:
     own = str(call.services.registry.node_id)
     if name not in ("", own):
         raise BadRequest(f"the settings of broker {name!r} are known only to itself; this is broker {own}")
-    return [
-        {
-            "name": setting,
-            "value": value,
-            "read_only": True,
-            "config_source": SOURCES[ConfigSource.DEFAULT if value == default else ConfigSource.BROKER],
-            "is_sensitive": False,
-            "synonyms": (),
-            "config_type": STRING_TYPE,
-            "documentation": doc,
-        }
-        for setting, (value, default, doc) in call.services.settings.items()
-    ]
+    return [_setting_fields(setting) for setting in call.services.settings]
+
+
+def _setting_fields(setting: DescribedSetting) -> dict[str, Any]:
+    source = ConfigSource.DEFAULT if setting.value == setting.default else ConfigSource.BROKER
+    synonym = {"name": setting.name, "value": setting.value, "source": SOURCES[source]}
+    return {
+        "name": setting.name,
+        "value": setting.value,
+        "read_only": True,
+        "config_source": SOURCES[source],
+        "is_sensitive": False,
+        "synonyms": [synonym],
+        "config_type": TYPES[setting.type],
+        "documentation": setting.doc,
+    }

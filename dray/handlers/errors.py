@@ -37,6 +37,7 @@ CODES: dict[type[errors.DrayError], ErrorCode] = {
     errors.NotOwner: ErrorCode.not_leader_or_follower,
     errors.FutureEpoch: ErrorCode.unknown_leader_epoch,
     errors.BadRequest: ErrorCode.invalid_request,
+    errors.UnsupportedRequestValue: ErrorCode.unsupported_version,
     # Clients try these again.
     errors.NotCommitted: ErrorCode.kafka_storage_error,
     errors.CommitUnknown: ErrorCode.request_timed_out,

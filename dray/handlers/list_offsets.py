@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from dray.errors import BadRequest, DrayError, NotOwner
+from dray.errors import BadRequest, DrayError, NotOwner, UnsupportedRequestValue
 from dray.handlers.call import NO_THROTTLE, Call, find_topic, stream_of
 from dray.handlers.errors import code_of
 from dray.handlers.fetch import check_epoch
@@ -18,6 +18,7 @@ from dray.topics.catalog import Topic
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
+FIRST_WITH_MAX_TIMESTAMP = 7
 
 # Partitions looked up at once: each may read the store.
 MAX_LOOKUPS = 16
@@ -42,14 +43,29 @@ async def handle(call: Call) -> Fields:
             topic = await find_topic(call.services.topics, entity)
         except DrayError as error:
             topic = error
-        partitions = await asyncio.gather(*(look_up(topic, part) for part in entity.partitions))
+        partitions = await asyncio.gather(*(look_up(topic, part) for part in _once(entity)))
         topics.append({"name": entity.name, "partitions": partitions})
     return {"throttle_time": NO_THROTTLE, "topics": topics}
+
+
+def _once(entity: Any) -> list[Any]:
+    """Each partition once, one that is named twice as an error (Kafka does so)."""
+    by_index: dict[int, Any] = {}
+    for part in entity.partitions:
+        known = by_index.get(part.partition_index)
+        by_index[part.partition_index] = part if known is None else _Twice(part.partition_index)
+    return list(by_index.values())
+
+
+class _Twice(NamedTuple):
+    partition_index: int
 
 
 async def _partition(call: Call, topic: Topic | DrayError, part: Any) -> dict[str, Any]:
     answer: dict[str, Any] = {"partition_index": part.partition_index, "error_code": ErrorCode.none}
     try:
+        if isinstance(part, _Twice):
+            raise BadRequest(f"partition {part.partition_index} is named twice")
         if isinstance(topic, DrayError):
             raise topic
         stream_id = stream_of(topic, part.partition_index)
@@ -73,10 +89,11 @@ async def _find(call: Call, stream_id: int, timestamp_ms: int) -> _Found:
     end = (await index.end(stream_id, fresh=True)).end_records
     if timestamp_ms == LATEST:
         return _Found(end)
-    if timestamp_ms == MAX_TIMESTAMP:
+    if timestamp_ms == MAX_TIMESTAMP and call.version >= FIRST_WITH_MAX_TIMESTAMP:
         found = await times.find_latest_time(stream_id, end_offset=end)
     elif timestamp_ms >= 0:
         found = await times.find_by_time(stream_id, timestamp_ms, end_offset=end)
     else:
-        raise BadRequest(f"timestamp {timestamp_ms} has no meaning here")
+        # Those of tiered storage (-4, -5) among them: there is one tier (X-25).
+        raise UnsupportedRequestValue(f"timestamp {timestamp_ms} in version {call.version}")
     return _Found() if found is None else _Found(*found)

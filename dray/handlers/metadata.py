@@ -11,13 +11,13 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from dray.errors import DrayError, TopicExists, UnknownTopic
+from dray.errors import BadRequest, DrayError, TopicExists, UnknownTopic
 from dray.handlers.call import NO_THROTTLE, NOBODY, Call, find_topic
 from dray.handlers.errors import code_of
 from dray.log.read import LEADER_EPOCH
 from dray.protocol.codec import Fields
 from dray.routing import BrokerInfo
-from dray.topics.catalog import Topic
+from dray.topics.catalog import Topic, check_name
 
 # From here on an empty list means no topics, and null all of them.
 FIRST_WITH_NULL_FOR_ALL = 1
@@ -32,7 +32,8 @@ async def handle(call: Call) -> Fields:
         topics = [_topic(call, topic) for topic in services.topics.all()]
     else:
         may_create = services.auto_create_topics and getattr(body, "allow_auto_topic_creation", True)
-        topics = [await _asked(call, entity, may_create) for entity in asked]
+        once = {(entity.name, getattr(entity, "topic_id", None)): entity for entity in asked}
+        topics = [await _asked(call, entity, may_create) for entity in once.values()]
     brokers = services.brokers
     return {
         "throttle_time": NO_THROTTLE,
@@ -58,6 +59,7 @@ async def _asked(call: Call, entity: Any, may_create: bool) -> dict[str, Any]:
         try:
             return _topic(call, await find_topic(call.services.topics, entity))
         except UnknownTopic as error:
+            check_name(str(error.topic))
             if not may_create:
                 raise
             return _topic(call, await _create(call, str(error.topic)))
@@ -125,12 +127,12 @@ async def describe_topic_partitions(call: Call) -> Fields:
         if left == 0:
             next_cursor = {"topic_name": name, "partition_index": 0}
             break
-        topic = services.topics.get(name) or await services.topics.find(name)
-        if topic is None:
-            unknown = {"error_code": ErrorCode.unknown_topic_or_partition, "name": name, "topic_id": NOBODY}
-            topics.append({**unknown, "partitions": ()})
+        try:
+            topic = await _described(call, name, start)
+        except DrayError as error:
+            topics.append({"error_code": code_of(error), "name": name, "topic_id": NOBODY, "partitions": ()})
             continue
-        low = max(start, 0) if name == first else 0
+        low = start if name == first else 0
         high = min(len(topic.streams), low + left)
         topics.append({**_topic(call, topic), "partitions": _partitions(call, topic, range(low, high))})
         left -= max(high - low, 0)
@@ -138,3 +140,13 @@ async def describe_topic_partitions(call: Call) -> Fields:
             next_cursor = {"topic_name": name, "partition_index": high}
             break
     return {"throttle_time": NO_THROTTLE, "topics": topics, "next_cursor": next_cursor}
+
+
+async def _described(call: Call, name: str, start: int) -> Topic:
+    if start < 0:
+        raise BadRequest(f"a cursor at partition {start}")
+    topic = call.services.topics.get(name) or await call.services.topics.find(name)
+    if topic is None:
+        check_name(name)
+        raise UnknownTopic(name)
+    return topic

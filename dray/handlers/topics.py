@@ -27,7 +27,8 @@ Result = TypeVar("Result")
 
 async def create_topics(call: Call) -> Fields:
     names = Counter(entity.name for entity in call.body.topics)
-    topics = await asyncio.gather(*(_create(call, entity, names[entity.name]) for entity in call.body.topics))
+    once = {entity.name: entity for entity in call.body.topics}.values()
+    topics = await asyncio.gather(*(_create(call, entity, names[entity.name]) for entity in once))
     return {"throttle_time": NO_THROTTLE, "topics": topics}
 
 
@@ -90,8 +91,9 @@ async def delete_topics(call: Call) -> Fields:
     if entities is None:  # by name only, before version 6
         entities = [_Named(name) for name in call.body.topic_names]
     times = Counter((entity.name, entity.topic_id) for entity in entities)
+    once = {(entity.name, entity.topic_id): entity for entity in entities}.values()
     responses = await asyncio.gather(
-        *(_delete(call, entity, times[entity.name, entity.topic_id]) for entity in entities)
+        *(_delete(call, entity, times[entity.name, entity.topic_id]) for entity in once)
     )
     return {"throttle_time": NO_THROTTLE, "responses": responses}
 
@@ -109,6 +111,8 @@ async def _delete(call: Call, entity: Any, times: int) -> dict[str, Any]:
         _only_once(entity.name, times)
         if entity.name is not None and entity.topic_id not in (None, NOBODY):
             raise BadRequest("a topic is named by its name or by its id, not both")
+        if entity.name is None and entity.topic_id in (None, NOBODY):
+            raise BadRequest("a topic is named by its name or by its id")
         topic = await find_topic(call.services.topics, entity)
         answer |= {"name": topic.name, "topic_id": topic.topic_id}
         await _in_time(call, call.services.topics.delete(topic.topic_id))
@@ -119,7 +123,8 @@ async def _delete(call: Call, entity: Any, times: int) -> dict[str, Any]:
 
 async def create_partitions(call: Call) -> Fields:
     names = Counter(entity.name for entity in call.body.topics)
-    results = await asyncio.gather(*(_grow(call, entity, names[entity.name]) for entity in call.body.topics))
+    once = {entity.name: entity for entity in call.body.topics}.values()
+    results = await asyncio.gather(*(_grow(call, entity, names[entity.name]) for entity in once))
     return {"throttle_time": NO_THROTTLE, "results": results}
 
 

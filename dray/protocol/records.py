@@ -176,7 +176,7 @@ def _batch_size(view: memoryview, at: int) -> int:
     """How many bytes from `at` on are the batch: at least a header, and all there."""
     remaining = len(view) - at
     if remaining <= _MAGIC_AT:
-        raise CorruptBatch(f"{remaining} bytes are left, too few for a batch", at)
+        raise InvalidRecords(f"{remaining} bytes are left, too few for a batch", at)
     magic = view[at + _MAGIC_AT]
     if magic in (0, 1):  # message sets have it at the same place
         raise LegacyBatch(f"message format {magic}; only format 2 is taken", at)
@@ -187,7 +187,8 @@ def _batch_size(view: memoryview, at: int) -> int:
     if size < HEADER_BYTES:
         raise CorruptBatch(f"a length of {length} leaves no room for the header", at)
     if size > remaining:
-        raise CorruptBatch(f"{size} bytes by its length, but {remaining} are left", at)
+        # As Kafka says of what is cut off. CORRUPT_MESSAGE would make clients send the same again.
+        raise InvalidRecords(f"{size} bytes by its length, but {remaining} are left", at)
     return size
 
 
