@@ -10,7 +10,7 @@ from dray.index.cache import IndexCache
 from dray.index.entry import Placed
 from dray.index.lookup import OffsetIndex
 from dray.index.witness import Witness
-from dray.metadata.store import MetadataStore
+from dray.metadata.store import MetadataStore, Position
 
 # Compaction swaps a range once; being overtaken more often than this is an accident of its own.
 JUDGE_ATTEMPTS = 3
@@ -32,6 +32,15 @@ class DecidedIndex(OffsetIndex):
             return True
         placed = self._cache.find(stream_id, offset)
         return placed is not None and self._witness.known([placed]) is not None
+
+    async def end(self, stream_id: int, *, fresh: bool = False) -> Position:
+        """Where the next append will start; never below what the watch has told, though a read may be stale.
+
+        Whoever was woken by the watch looks here, and would not be woken again.
+        """
+        end = await super().end(stream_id, fresh=fresh)
+        followed = self._cache.end(stream_id)
+        return end if followed is None or followed <= end else self._tell(stream_id, end=followed).end
 
     async def find(self, stream_id: int, offset: int, *, fresh: bool = False) -> Placed | None:
         run = await self.range(stream_id, offset, 1, fresh=fresh)

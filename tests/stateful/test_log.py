@@ -25,9 +25,9 @@ from dray.log.read import Got, Want
 from dray.metadata.store import EntryChange
 from dray.objectstore.memory import MemoryObjects, MemoryObjectStore
 from dray.wal.objects import ObjectRecord, State, encode_record, record_key
-from tests.conformance.backends import Backend
+from tests.conformance.backends import Backend, MemoryBackend
 from tests.index_entries import INCARNATION
-from tests.log_node import DOMAIN, Node, payload, records_of, soon
+from tests.log_node import DOMAIN, HeldStore, Node, payload, records_of, soon
 from tests.stateful.running import run_on
 
 T = TypeVar("T")
@@ -56,9 +56,12 @@ class Machine(RuleBasedStateMachine):
         return self.runner.run(soon(work))
 
     async def start(self) -> Node:
+        store = await self.backend.open()
+        if isinstance(self.backend, MemoryBackend):
+            store = HeldStore(self.backend._data, conditions_abort=store.conditions_abort)
         # So little memory that objects and blocks give way all the time.
         node = Node(
-            await self.backend.open(),
+            store,
             MemoryObjectStore(self.objects),
             cache_bytes=4_000,
             block_bytes=500,
@@ -66,6 +69,11 @@ class Machine(RuleBasedStateMachine):
         )
         await node.start()
         return node
+
+    def open_gate(self, who: int) -> None:
+        store = self.nodes[who].store
+        if isinstance(store, HeldStore):
+            store.watch_gate.open()
 
     def teardown(self) -> None:
         for node in self.nodes:
@@ -131,8 +139,20 @@ class Machine(RuleBasedStateMachine):
             self.firsts[stream_id].append(len(self.model[stream_id]))
             self.model[stream_id] += [None] * count
 
+    @rule(who=st.integers(0, 1), how=st.sampled_from(["late", "stale", "caught up"]))
+    def delay(self, who: int, how: str) -> None:
+        """Where the watch is late or reads are stale, less may show, but nothing wrong."""
+        store = self.nodes[who].store
+        if isinstance(store, HeldStore):
+            self.open_gate(who)
+            if how == "late":
+                store.watch_gate.close()
+            elif how == "stale":
+                store.fall_behind()
+
     @rule(stream_id=st.sampled_from(STREAMS), data=st.data(), collect=st.booleans())
     def truncate(self, stream_id: int, data: st.DataObject, collect: bool) -> None:
+        self.call(self.nodes[0].store.barrier(DOMAIN))
         stored = self.stored(stream_id)
         before = data.draw(st.integers(0, len(self.model[stream_id])))
         swap = truncate(stored, before, 1, INCARNATION)
@@ -220,32 +240,45 @@ class Machine(RuleBasedStateMachine):
             assert records_of(got) == expected
         return len(data), len(firsts)
 
-    @rule(who=st.integers(0, 1), stream_id=st.sampled_from(STREAMS), size=st.integers(0, 600))
-    def wait_for_the_next_record(self, who: int, stream_id: int, size: int) -> None:
-        """Whoever writes it."""
+    @rule(
+        who=st.integers(0, 1),
+        stream_id=st.sampled_from(STREAMS),
+        writers=st.lists(st.integers(0, 1), min_size=1, max_size=4),
+        size=st.integers(0, 300),
+    )
+    def wait_for_all_of_these(self, who: int, stream_id: int, writers: list[int], size: int) -> None:
+        self.open_gate(who)
         end = len(self.model[stream_id])
-        (value,) = self.values(1, size)
+        values = self.values(len(writers), size)
+        batches = [payload(value) for value in values]
 
         async def both() -> Got:
             reading = asyncio.create_task(
                 self.nodes[who].reader.fetch(
-                    [Want(stream_id, end, MANY)], min_bytes=1, max_bytes=MANY, max_wait_s=60.0
+                    [Want(stream_id, end, MANY)],
+                    min_bytes=sum(map(len, batches)),
+                    max_bytes=MANY,
+                    max_wait_s=60.0,
                 )
             )
-            await asyncio.sleep(0)
-            await self.nodes[self.written % 2].append(stream_id, payload(value))
+            for writer, batch in zip(writers, batches, strict=True):
+                await asyncio.sleep(0)
+                assert not reading.done()
+                await self.nodes[writer].append(stream_id, batch)
             done = await reading
             done.release()
             return done.partitions[0]
 
         got = self.call(both())
-        self.add(stream_id, [value])
-        assert got.high_watermark == end + 1
-        assert records_of(got) == [(end, value)]
+        for value in values:
+            self.add(stream_id, [value])
+        assert got.high_watermark == len(self.model[stream_id])
+        assert records_of(got) == list(enumerate(values, end))
 
     @rule(who=st.integers(0, 1))
     def catch_up(self, who: int) -> None:
         """Once the watch has told all, everything is there to the record, and nothing else is."""
+        self.open_gate(who)
         node = self.nodes[who]
         stream_id = STREAMS[0]
         (value,) = self.values(1, 0)
