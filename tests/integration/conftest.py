@@ -79,7 +79,7 @@ def cluster(request: pytest.FixtureRequest, _clusters: Callable[[str], BrokerClu
     return _clusters(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def embedded(_clusters: Callable[[str], BrokerCluster]) -> BrokerCluster:
     """On SQLite and local files, for what does not depend on the stores."""
     return _clusters("sqlite and files")
