@@ -211,6 +211,23 @@ def entity(schema: Any, fields: Fields) -> Any:
     return schema(**values)
 
 
+def fitting(schema: Any, fields: Fields) -> Fields:
+    """The fields that this version has."""
+    shapes = {shape.name: shape for shape in _shapes(schema)}
+    fit: dict[str, Any] = {}
+    for name, value in fields.items():
+        shape = shapes.get(name)
+        if shape is None:
+            continue
+        if shape.structure is None or value is None:
+            fit[name] = value
+        elif shape.is_array:
+            fit[name] = [fitting(shape.structure, each) for each in value]
+        else:
+            fit[name] = fitting(shape.structure, value)
+    return fit
+
+
 def random_entity(schema: Any, rng: random.Random) -> Any:
     """Any entity that the schema allows, often with the values at its ends."""
     values: dict[str, Any] = {}

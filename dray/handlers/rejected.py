@@ -7,12 +7,16 @@ response has one, and for each thing it named where it has not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from dray.handlers.call import NO_THROTTLE
 from dray.protocol.codec import Fields
+
+# What Kafka says of a transaction that it does not know; null is not possible here.
+NEVER = datetime.fromtimestamp(0, UTC)
 
 
 class Rejected(NamedTuple):
@@ -69,7 +73,7 @@ def _per_transaction(body: Any, code: ErrorCode) -> Fields:
             "transactional_id": name,
             "transaction_state": "",
             "transaction_timeout": NO_THROTTLE,
-            "transaction_start_time": None,
+            "transaction_start_time": NEVER,
             "producer_id": -1,
             "producer_epoch": -1,
             "topics": (),
