@@ -74,6 +74,8 @@ def test_a_broker_killed_between_two_steps(cluster: BrokerCluster, step: str, tm
                 rest = log[20:-1]
                 assert rest == [f"{partition} lost {number}".encode() for number in range(len(rest))]
                 assert log[-1] == b"after"
+        # So that the clients of other tests are not sent to it for as long as its session lives.
+        assert mortal.terminate() == 0
     finally:
         mortal.kill()
 
