@@ -139,6 +139,7 @@ class Node:
         store: MetadataStore,
         objects: ObjectStore,
         *,
+        index_bytes: int = 64 * 2**20,
         cache_bytes: int = 64 * 2**20,
         block_bytes: int = 2**20,
         buffer_bytes: int = 2**28,
@@ -147,7 +148,7 @@ class Node:
     ) -> None:
         self.store = store
         self.objects = objects
-        self.cache = IndexCache()
+        self.cache = IndexCache(index_bytes)
         self.witness = Witness(store, lambda stream_id: DOMAIN)
         self.index = DecidedIndex(store, lambda stream_id: DOMAIN, self.cache, self.witness)
         self.wal = WalReader(objects, cache_bytes=cache_bytes, block_bytes=block_bytes)

@@ -59,10 +59,11 @@ class Machine(RuleBasedStateMachine):
         store = await self.backend.open()
         if isinstance(self.backend, MemoryBackend):
             store = HeldStore(self.backend._data, conditions_abort=store.conditions_abort)
-        # So little memory that objects and blocks give way all the time.
+        # So little memory that entries, objects and blocks give way all the time.
         node = Node(
             store,
             MemoryObjectStore(self.objects),
+            index_bytes=8_000,
             cache_bytes=4_000,
             block_bytes=500,
             buffer_bytes=2_000,
@@ -347,4 +348,4 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", ["memory", "memory-each-alone", "sqlite"])
 def test_both_brokers_read_what_either_wrote(name: str, request: pytest.FixtureRequest) -> None:
-    run_on(Machine, name, request, examples=15, in_memory=80, steps=25)
+    run_on(Machine, name, request, examples=15, in_memory=120, steps=30)
