@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 
 from tests.batches import build_batch
 from tests.integration.rdkafka import Sender, create_topic, read_values, send_all
-from tests.integration.wire import Wire, produce_request
+from tests.integration.wire import LATEST, Wire, produce_request
 from tests.servers.dray import DrayBroker
 from tests.servers.proxy import Mode, TcpProxy
 from tests.servers.s3 import S3Server
@@ -33,6 +33,8 @@ BUFFER_BYTES = 16 * MIB
 INFLIGHT_BYTES = 32 * MIB
 # Beside the two buffers: their second copy while objects are assembled, and what an allocator keeps.
 SLACK_BYTES = 64 * MIB
+# Requests give the broker a second and a half: whoever has no answer by then will have none.
+ANSWER_S = 15
 PRODUCERS = 30
 ROUNDS = 6
 
@@ -56,6 +58,7 @@ async def _start(directory: Path, etcd_address: str, s3: S3Server) -> AsyncItera
         objects=s3.url(directory.name, address=proxies["S3"].address),
         settings={
             "metadata.timeout.ms": 1000,
+            "broker.session.timeout.ms": 2000,  # over before the store is back
             "wal.buffer.bytes": BUFFER_BYTES,
             "network.max_inflight_bytes": INFLIGHT_BYTES,
         },
@@ -88,6 +91,10 @@ async def test_a_store_that_is_away(
                 patient.send(topic, b"%s %d" % (mode.name.encode(), number), partition=1)
             for code in await asyncio.to_thread(_produce_in_vain, address, topic):
                 assert code in RETRIABLE
+            assert await asyncio.to_thread(_read_what_can_be_read, address, topic) <= {
+                ErrorCode.none,
+                *RETRIABLE,
+            }
             if mode is Mode.BLACK_HOLE:
                 await asyncio.to_thread(_push, address, topic)
                 assert away.broker.peak_rss_bytes() < before + BUFFER_BYTES + INFLIGHT_BYTES + SLACK_BYTES
@@ -108,11 +115,20 @@ async def test_a_store_that_is_away(
 
 def _produce_in_vain(address: str, topic: str) -> list[ErrorCode]:
     """Several of one connection, one after the other and at once; each is answered."""
-    with Wire(address) as wire:
+    with Wire(address, timeout_s=ANSWER_S) as wire:
         codes = [wire.produce(topic, 2, build_batch(), timeout_ms=1500).error]
         for partition in range(3):
             wire.send(produce_request(topic, partition, build_batch(), timeout_ms=1500))
         return codes + [wire.receive_produced().error for _ in range(3)]
+
+
+def _read_what_can_be_read(address: str, topic: str) -> set[ErrorCode]:
+    """Readers are answered too. What the broker has in memory it may give out."""
+    with Wire(address, timeout_s=ANSWER_S) as wire:
+        found, _ = wire.list_offset(topic, 0, LATEST)
+        fetched = wire.fetch(topic, 0, 0, max_wait_ms=500)
+        assert fetched.records or fetched.error is not ErrorCode.none
+        return {found, fetched.error, wire.fetch(topic, 3, 0, max_wait_ms=500).error}
 
 
 def _push(address: str, topic: str) -> None:
