@@ -52,6 +52,8 @@ RETRY_PAUSE_S = 0.5
 # at least: sealing, uploading and appending have deadlines of seconds, and being early would only waste work.
 COLLECT_EVERY_S = 600.0
 ORPHAN_AGE_MS = 3_600_000
+# A fence goes when no append of its object is conceivable any more, clocks that differ by hours included.
+FENCE_AGE_MS = 24 * 3_600_000
 # Where no zone is set, objects are filed under this name.
 NO_ZONE = "none"
 
@@ -230,6 +232,7 @@ class Broker:
             for domain in random.sample(range(self._cluster.num_domains), self._cluster.num_domains):
                 try:
                     await collector.collect(domain, _now_ms(), ORPHAN_AGE_MS)
+                    await collector.forget_fences(domain, _now_ms(), FENCE_AGE_MS)
                 except DrayError as error:
                     log.warning("orphans of domain %d: %s", domain, error)
 

@@ -87,7 +87,7 @@ class SegmentBatcher:
         self._bytes += pending.size_bytes
 
     def is_due(self, now_ms: float, idle: bool) -> bool:
-        """Whether to seal now. `idle`: no object of this pipeline is on its way."""
+        """Whether to seal now. `idle`: no object of this pipeline is being uploaded."""
         if not self._pending:
             return False
         return idle or self._bytes >= self._target_bytes or now_ms >= self._first_ms + self._linger_ms

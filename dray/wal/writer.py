@@ -4,6 +4,9 @@ Each domain has a pipeline. Objects are uploaded in parallel but committed in th
 so that the batches one caller writes to a stream keep their order. One append per domain is in flight; it
 carries every object that is uploaded by then (protocol 3, 19).
 
+Every object has its marker before it is put. An append brings the markers of the next objects along, so that
+these need not wait for one; only the first of an idle writer does.
+
 What a caller hears is true: `Committed` only after the append was acknowledged and the object's record is
 COMMITTED; `NotCommitted` only if nothing of it is, nor ever will be; `CommitUnknown` if the store stayed
 away for too long to find out. An append is never sent twice. One whose outcome is unknown is settled by
@@ -75,6 +78,8 @@ NO_EFFECT = (Unavailable, TooLarge, StoreFull, InvalidRequest, AccessDenied, NoS
 SETTLE_S = 15.0
 SETTLE_PAUSE_S = 0.1
 MAX_STEPS_BACK = 1_000
+# Markers put ahead are used within this time, far below the age at which a collector looks at them.
+SPARE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +211,21 @@ class _Step(enum.Enum):
     OVER = enum.auto()  # its callers have been answered
 
 
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """An object to be, whose marker is there already."""
+
+    id: UUID
+    path: str
+    made_at: float  # by the loop's clock
+
+
 @dataclass(eq=False, slots=True)
 class _Object:
     identity: Identity
     pending: list[Pending]
     size_bytes: int  # of the batches that came in
+    is_marked: bool
     step: _Step = _Step.ON_ITS_WAY
     assembled: Assembled | None = None
 
@@ -239,6 +254,7 @@ class _Pipeline:
         self._batcher = SegmentBatcher(writer.target_bytes, writer.linger_ms, writer.metadata.limits)
         self._on_way: deque[_Object] = deque()  # in the order they were sealed
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
+        self._spares: deque[_Spare] = deque()  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._committing = False
         self._poked = False
@@ -259,6 +275,12 @@ class _Pipeline:
             self._seal()
         while self._tasks:
             await asyncio.wait(self._tasks)
+        spares, self._spares = self._spares, deque()
+        if spares:
+            with suppress(MetadataError):  # a collector will find them
+                await self._metadata.append(
+                    self._domain, [], [], [Delete(marker_key(spare.id)) for spare in spares]
+                )
 
     def _now_ms(self) -> float:
         return self._loop.time() * 1000
@@ -269,21 +291,36 @@ class _Pipeline:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._batcher.is_due(max(self._now_ms(), timer_ms), idle=not self._on_way):
+        # Idle is who uploads nothing: an object may fill and leave while the one before is being committed.
+        idle = all(sealed.step is not _Step.ON_ITS_WAY for sealed in self._on_way)
+        if self._batcher.is_due(max(self._now_ms(), timer_ms), idle=idle):
             self._seal()
         deadline_ms = self._batcher.deadline_ms()
         if deadline_ms is not None:
             self._timer = self._loop.call_at(deadline_ms / 1000, self._poke, deadline_ms)
 
     def _seal(self) -> None:
+        spare = self._take_spare()
+        named = spare or self._new_spare()
         now_ms = self._writer.wall_clock_ms()
-        object_id = self._writer.new_id()
-        path = object_path(self._writer.zone, self._domain, now_ms, object_id)
-        identity = Identity(object_id, path, self._domain, now_ms, self._writer.incarnation)
+        identity = Identity(named.id, named.path, self._domain, now_ms, self._writer.incarnation)
         pending = self._batcher.seal()
-        sealed = _Object(identity, pending, sum(each.size_bytes for each in pending))
+        size_bytes = sum(each.size_bytes for each in pending)
+        sealed = _Object(identity, pending, size_bytes, is_marked=spare is not None)
         self._on_way.append(sealed)
         self._start(self._upload(sealed))
+
+    def _take_spare(self) -> _Spare | None:
+        while self._spares:
+            spare = self._spares.popleft()
+            if self._loop.time() - spare.made_at < SPARE_S:
+                return spare
+        return None
+
+    def _new_spare(self) -> _Spare:
+        object_id = self._writer.new_id()
+        path = object_path(self._writer.zone, self._domain, self._writer.wall_clock_ms(), object_id)
+        return _Spare(object_id, path, self._loop.time())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -321,9 +358,14 @@ class _Pipeline:
 
     async def _put_marker(self, sealed: _Object) -> None:
         """Before the object, so that one that is never committed can be found."""
-        size = len(sealed.parts.body)
-        marker = Marker(sealed.id, sealed.path, size, sealed.identity.created_at_ms)
-        await self._metadata.put(self._domain, marker_key(sealed.id), encode_marker(marker), Expect.ABSENT)
+        if not sealed.is_marked:
+            key, value = self._marker(sealed.id, sealed.path)
+            await self._metadata.put(self._domain, key, value, Expect.ABSENT)
+
+    def _marker(self, object_id: UUID, path: str) -> tuple[str, bytes]:
+        """The size is not known yet where it is put ahead, and nobody needs it."""
+        marker = Marker(object_id, path, 0, self._writer.wall_clock_ms())
+        return marker_key(object_id), encode_marker(marker)
 
     async def _put_object(self, sealed: _Object) -> None:
         await self._writer.objects.put(sealed.path, sealed.parts.body)
@@ -379,6 +421,25 @@ class _Pipeline:
             [delete for sealed in chosen for delete in sealed.parts.deletes],
         )
 
+    def _mark_ahead(
+        self, entries: Sequence[NewEntry], puts: list[Put], deletes: Sequence[Delete]
+    ) -> list[_Spare]:
+        """Put markers of objects to be into an append that is about to be sent, as far as there is room.
+
+        As many as objects are on their way now: those who write one at a time leave one behind.
+        """
+        limits = self._metadata.limits
+        spares: list[_Spare] = []
+        while len(self._spares) + len(spares) < min(len(self._on_way), MAX_UPLOADS):
+            spare = self._new_spare()
+            puts.append(Put(*self._marker(spare.id, spare.path)))
+            operations = limits.operations(len(entries), len(puts), len(deletes))
+            if operations > limits.max_operations or limits.size(entries, puts, deletes) > limits.max_bytes:
+                puts.pop()
+                break
+            spares.append(spare)
+        return spares
+
     async def _commit(self, chosen: list[_Object]) -> None:
         for sealed in chosen:
             sealed.step = _Step.APPENDING
@@ -400,8 +461,10 @@ class _Pipeline:
     async def _append(self, chosen: list[_Object]) -> None:
         while chosen:
             began = self._writer.clock()
+            entries, puts, deletes = self._operations(chosen)
+            spares = self._mark_ahead(entries, puts, deletes)
             try:
-                result = await self._metadata.append(self._domain, *self._operations(chosen))
+                result = await self._metadata.append(self._domain, entries, puts, deletes)
             except VersionConflict as conflict:
                 # Of a store where that fails the whole append: nothing happened, the others may try again.
                 fenced = [s for s in chosen if record_key(s.id) == conflict.key]
@@ -416,6 +479,7 @@ class _Pipeline:
                 await self._settle(chosen, unknown)
                 return
             else:
+                self._spares += spares
                 self._acknowledge(chosen, result, began)
                 return
 

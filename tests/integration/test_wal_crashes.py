@@ -17,7 +17,7 @@ from dray.metadata.store import MetadataStore
 from dray.objectstore.opening import open_object_store
 from dray.objectstore.store import ObjectStore
 from dray.wal.format import decode_object
-from dray.wal.objects import STAGING
+from dray.wal.objects import STAGING, decode_marker
 from dray.wal.orphans import OrphanCollector
 from dray.wal.writer import WalWriter
 from tests.integration.wal_child import STEPS, D
@@ -51,6 +51,15 @@ async def committed(metadata: MetadataStore, objects: ObjectStore) -> list[int]:
     return ends
 
 
+async def referenced(metadata: MetadataStore) -> set[str]:
+    paths = set()
+    for stream in (1, 2, 3):
+        for each in place_all(await metadata.entries(D, sequence_of(stream), 0, 100)):
+            assert isinstance(each.entry.where, WalChunk)
+            paths.add(each.entry.where.path)
+    return paths
+
+
 @pytest.mark.parametrize("step", STEPS)
 async def test_after_a_kill_there_is_all_of_an_object_or_nothing(urls: tuple[str, str], step: str) -> None:
     child = await asyncio.create_subprocess_exec(
@@ -63,9 +72,12 @@ async def test_after_a_kill_there_is_all_of_an_object_or_nothing(urls: tuple[str
     metadata, objects = await open_store(urls[0]), await open_object_store(urls[1])
     landed = step == "before the answer"
     assert await committed(metadata, objects) == [RECORDS * (2 if landed else 1)] * 3
-    assert len(await metadata.scan(D, STAGING, limit=10)) == (
-        step in ("before the object", "before the append")
-    )
+    staged = await metadata.scan(D, STAGING, limit=10)
+    marked = {decode_marker(record.key, record.value).path for record in staged}
+    listed = {info.key for info in await objects.list()}
+    orphans = listed - await referenced(metadata)
+    assert len(orphans) == (step == "before the append")
+    assert orphans <= marked  # protocol 13: it can be found
 
     # Nothing is left that the collector does not find, and it takes nothing that counts.
     before = await committed(metadata, objects)

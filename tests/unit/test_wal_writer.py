@@ -35,6 +35,7 @@ from dray.wal.objects import (
     Marker,
     ObjectRecord,
     State,
+    decode_marker,
     encode_marker,
     encode_record,
     marker_key,
@@ -178,9 +179,46 @@ async def test_what_was_written_can_be_read_back(metadata: MemoryStore) -> None:
     for number, batch in enumerate(two):
         at = chunk.batch_offset(number)
         assert body[at + 8 : at + len(batch.data)] == batch.data[8:]  # all but the base offset, which is 0
-    assert await metadata.scan(D, STAGING, limit=10) == []
     assert len(await metadata.scan(D, OBJECTS, limit=10)) == 3  # the record and two references
     await writer.close()
+    assert await metadata.scan(D, STAGING, limit=10) == []
+
+
+async def test_an_append_brings_the_marker_of_the_next_object_along(metadata: MemoryStore) -> None:
+    """So that only the first of an idle writer waits for one (protocol 13: the marker is there first)."""
+    marked = []
+
+    class Looking(MemoryObjectStore):
+        async def put(self, key: str, body: Body, *, if_absent: bool = False) -> None:
+            staged = await metadata.scan(D, STAGING, limit=10)
+            marked.append(key in [decode_marker(record.key, record.value).path for record in staged])
+            await super().put(key, body, if_absent=if_absent)
+
+    class Counting(MemoryStore):
+        puts = 0
+
+        async def put(self, *arguments: Any, **more: Any) -> int:
+            self.puts += 1
+            return await super().put(*arguments, **more)
+
+    counting = Counting(metadata._data, conditions_abort=metadata.conditions_abort)
+    writer = WalWriter(counting, Looking(), zone="z", incarnation="00" * 16)
+    for _ in range(3):
+        await writer.write(D, pending(1))
+    assert (counting.puts, marked) == (1, [True] * 3)
+    await writer.close()
+    assert await metadata.scan(D, STAGING, limit=10) == []
+
+
+async def test_a_marker_that_was_put_long_ago_is_not_used(
+    metadata: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector might be about to fence it."""
+    monkeypatch.setattr(writer_module, "SPARE_S", 0.0)
+    writer = WalWriter(metadata, MemoryObjectStore(), zone="z", incarnation="00" * 16)
+    for _ in range(3):
+        await writer.write(D, pending(1))
+    assert len(await metadata.scan(D, STAGING, limit=10)) == 3  # left to the collector
 
 
 async def test_objects_grow_while_others_are_on_their_way(
@@ -237,6 +275,7 @@ async def test_an_object_that_cannot_be_stored_fails_alone(
     with pytest.raises(NotCommitted):
         await first
     assert (await second).start_offset == 0
+    await writer.close()
     assert len(await metadata.scan(D, STAGING, limit=10)) == 1  # the collector finds the other
 
 
