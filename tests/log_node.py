@@ -22,8 +22,10 @@ from dray.metadata.feed import Feed
 from dray.metadata.memory import MemoryData, MemoryStore
 from dray.metadata.store import Entry, EntryChange, Gap, MetadataStore, Record, WatchEvent
 from dray.objectstore.memory import MemoryObjects, MemoryObjectStore
-from dray.objectstore.store import ObjectStore
+from dray.objectstore.store import Body, ObjectStore
 from dray.topics.configs import TopicConfigs, parse_configs
+from dray.wal.format import object_id_of
+from dray.wal.objects import ObjectRecord, State, encode_record, record_key
 from dray.wal.reader import WalReader
 from dray.wal.writer import Committed, CommittedObject, WalWriter
 from tests.index_entries import INCARNATION
@@ -118,12 +120,22 @@ class _HeldFeed(Feed):
 
 
 class HeldObjects(MemoryObjectStore):
-    """Remembers its GETs, and lets them go on when the test does."""
+    """Remembers its GETs and lets them go on when the test does; can fence what is put."""
 
     def __init__(self, data: MemoryObjects) -> None:
         super().__init__(data)
         self.gets: list[str] = []
         self.gate = Gate()
+        self.fence_next: MetadataStore | None = None  # where the next object that is put is fenced
+
+    async def put(self, key: str, body: Body, *, if_absent: bool = False) -> None:
+        await super().put(key, body, if_absent=if_absent)
+        if self.fence_next is not None:
+            store, self.fence_next = self.fence_next, None
+            object_id = object_id_of(key)
+            assert object_id is not None
+            fence = ObjectRecord(State.FENCED, key, len(body), 1)
+            await store.put(DOMAIN, record_key(object_id), encode_record(fence))
 
     async def get_range(self, key: str, start: int, end: int, *, clip: bool = False) -> bytes:
         self.gets.append(key)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import pytest
 from hypothesis import strategies as st
@@ -23,11 +22,10 @@ from dray.index.changes import carry_out, truncate
 from dray.index.entry import Placed, WalChunk, place_all, sequence_of
 from dray.log.read import Got, Want
 from dray.metadata.store import EntryChange
-from dray.objectstore.memory import MemoryObjects, MemoryObjectStore
-from dray.wal.objects import ObjectRecord, State, encode_record, record_key
+from dray.objectstore.memory import MemoryObjects
 from tests.conformance.backends import Backend, MemoryBackend
 from tests.index_entries import INCARNATION
-from tests.log_node import DOMAIN, HeldStore, Node, payload, records_of, soon
+from tests.log_node import DOMAIN, HeldObjects, HeldStore, Node, payload, records_of, soon
 from tests.stateful.running import run_on
 
 T = TypeVar("T")
@@ -62,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         # So little memory that entries, objects and blocks give way all the time.
         node = Node(
             store,
-            MemoryObjectStore(self.objects),
+            HeldObjects(self.objects),
             index_bytes=8_000,
             cache_bytes=4_000,
             block_bytes=500,
@@ -129,13 +127,10 @@ class Machine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1), stream_id=st.sampled_from(STREAMS), count=st.integers(1, 3))
     def append_what_is_fenced(self, who: int, stream_id: int, count: int) -> None:
         node = self.nodes[who]
-        object_id = uuid4()
-        fence = encode_record(ObjectRecord(State.FENCED, f"wal/{object_id}", 1, 1))
-        self.call(node.store.put(DOMAIN, record_key(object_id), fence))
-        new_id, node.writer.new_id = node.writer.new_id, lambda: object_id
+        assert isinstance(node.objects, HeldObjects)
+        node.objects.fence_next = node.store
         with pytest.raises(NotCommitted):
             self.call(node.append(stream_id, payload(*self.values(count, 0))))
-        node.writer.new_id = new_id
         if not node.store.conditions_abort:
             self.firsts[stream_id].append(len(self.model[stream_id]))
             self.model[stream_id] += [None] * count

@@ -61,8 +61,8 @@ def damaged(batch: bytes) -> bytes:
 REFUSED: dict[str, tuple[Callable[[], bytes], type[InvalidBatch], int]] = {
     # Codes of Kafka's protocol guide.
     "nothing": (lambda: b"", InvalidRecords, 87),
-    "too short": (lambda: build_batch()[:16], CorruptBatch, 2),
-    "cut short": (lambda: build_batch()[:-1], CorruptBatch, 2),
+    "too short": (lambda: build_batch()[:16], InvalidRecords, 87),
+    "cut short": (lambda: build_batch()[:-1], InvalidRecords, 87),
     "wrong checksum": (lambda: damaged(build_batch()), CorruptBatch, 2),
     "magic 0": (lambda: build_batch(magic=0), LegacyBatch, 87),
     "magic 1": (lambda: build_batch(magic=1), LegacyBatch, 87),

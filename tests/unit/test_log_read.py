@@ -23,7 +23,6 @@ from dray.index.entry import ParquetFile, Placed, WalChunk, place_all, sequence_
 from dray.log.read import Fetched, Got, Want
 from dray.metadata.memory import MemoryData
 from dray.objectstore.memory import MemoryObjects
-from dray.wal.objects import ObjectRecord, State, encode_record, record_key
 from tests.index_entries import INCARNATION, of
 from tests.log_node import DOMAIN, HeldObjects, HeldStore, Node, payload, records_of, settle, soon
 
@@ -528,13 +527,9 @@ class TestVoid:
         world = World(False, MemoryData(), MemoryObjects(), [])
         node, other = await world.node(), await world.node()
         await node.append(S, payload(b"a"))
-        fenced = UUID(int=77)
-        node.writer.new_id = lambda: fenced
-        fence = encode_record(ObjectRecord(State.FENCED, "wal/z/77", 1, 1))
-        await node.store.put(DOMAIN, record_key(fenced), fence)
+        node.objects.fence_next = node.store
         with pytest.raises(NotCommitted):
             await node.append(S, payload(b"lost", b"lost", b"lost"))
-        node.writer.new_id = lambda: UUID(int=78)
         await node.append(S, payload(b"b"))
         for reader in (node, other):
             assert records_of(await reader.fetch_one(0)) == [(0, b"a"), (4, b"b")]
