@@ -290,6 +290,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        self._pause_or_resume()
         self._send_timer = self._loop.call_later(
             self._limits.send_timeout_s, self.abort, "it does not take its answers"
         )
@@ -301,6 +302,7 @@ class Connection(asyncio.Protocol):
             self._send_timer = None
         self._sent()
         self._flush()
+        self._take_frames()
 
     # --- reading
 
@@ -390,6 +392,8 @@ class Connection(asyncio.Protocol):
         return (
             self._inflight_bytes >= self._limits.max_connection_inflight_bytes
             or len(self._pending) >= MAX_PIPELINED
+            # Who does not take its answers is not asked for more: each would wait in memory.
+            or self._write_paused
         )
 
     def _pause_or_resume(self) -> None:

@@ -516,6 +516,23 @@ def test_who_does_not_take_answers_is_dropped(
     ]
 
 
+def test_who_does_not_take_answers_is_not_read(run: Run) -> None:
+    async def scenario() -> None:
+        async with bench() as one:
+            reader, writer = await one.connect(receive_bytes=4 * KIB)
+            writer.write(framed(payload(0)))
+            await one.arrival(1)
+            one.release(0, size=8 * 2**20)
+            await one.settle()
+            writer.write(framed(payload(1)) + framed(payload(2, LARGE)))
+            await one.settle()
+            assert len(one.frames) == 1
+            one.release_all()
+            assert [number_of(await read_frame(reader)) for _ in range(3)] == [0, 1, 2]
+
+    run(scenario())
+
+
 def test_who_takes_answers_slowly_gets_them_all(run: Run) -> None:
     async def scenario() -> None:
         async with bench() as one:
