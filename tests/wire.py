@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache
 from types import NoneType, TracebackType
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from kio.index import KioIndexError, load_request_schema, load_response_schema
@@ -99,7 +99,7 @@ class Wire:
     def __init__(self, port: int, timeout_s: float = 30) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -41,7 +41,8 @@ FUZZ = """
     from dray.errors import MalformedRequest, UnsupportedRequest
     from dray.protocol.codec import decode_request
     from tests import wire
-    from tests.unit.test_guard import ALL, mutated
+    from tests.mutation import mutated
+    from tests.unit.test_guard import ALL
 
     # Room for what a request may take, and far less than a false claim would.
     resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
@@ -64,49 +65,6 @@ FUZZ = """
             sys.exit(f"{error!r} of {request.hex()}")
     print(taken)
 """
-
-# Numbers that mean something: null, nothing, the ends of signed and of variable-sized ones.
-SPLICES = [
-    b"\xff\xff\xff\xff",
-    b"\x7f\xff\xff\xff",
-    b"\x80\x00\x00\x00",
-    b"\xff\xff\xff\xff\x0f",
-    b"\xff\xff\xff\xff\xff\x01",
-    b"\xff\xff\xff\xff\x7f",
-    b"\x80",
-    b"\xfe",
-    b"\xff",
-    b"\x00",
-    b"\x01",
-    b"\x7f\xff",
-    b"\xff\xfe",
-    b"\x80\x80\x80\x80\x00",
-    b"\xc3\x28",
-]
-
-
-def mutated(request: bytes, rng: random.Random, others: list[bytes]) -> bytes:
-    """The same request with something wrong, but mostly still of the same API and version."""
-    first = 0 if rng.random() < 0.02 else 8
-    data = bytearray(request)
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        at = rng.randint(min(first, len(data)), len(data))
-        match rng.randrange(6):
-            case 0:
-                data[at : at + 1] = bytes([rng.randrange(256)])
-            case 1:
-                splice = rng.choice(SPLICES)
-                data[at : at + rng.choice((0, len(splice)))] = splice
-            case 2:
-                del data[at:]
-            case 3:
-                del data[at : at + rng.randint(1, 8)]
-            case 4:
-                other = rng.choice(others)
-                data[at:] = other[rng.randint(0, len(other)) :]
-            case _:
-                data[at:at] = data[at : at + rng.randint(1, 64)]
-    return bytes(data)
 
 
 def test_mutated_requests_of_every_api_and_version_do_no_harm() -> None:
