@@ -44,8 +44,8 @@ from dray.wal.writer import CommittedObject, WalWriter
 log = logging.getLogger(__name__)
 
 # Of the ten seconds that a stop may take: the rest is for the store and the writer.
-DRAIN_S = 5.0
-CLOSE_S = 2.0
+DRAIN_S = 4.0
+CLOSE_S = 1.5
 # A watch that failed is begun again; a store that comes back is met by all domains at once.
 RETRY_PAUSE_S = 0.5
 # Objects without a commit are looked for now and then, by every broker in another order. They are an hour old

@@ -9,8 +9,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -49,6 +53,9 @@ try:
     from uvloop import run
 except ImportError:  # where it does not exist
     run = asyncio.run  # type: ignore[assignment]
+
+# How long the end of a broker waits for threads that have nothing left to do.
+THREADS_S = 0.5
 
 Command: TypeAlias = Callable[[Settings, argparse.Namespace], Coroutine[Any, Any, int]]
 
@@ -95,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load_settings(getattr(arguments, "config", None), given)
         if command is _broker and settings.workers > 1:
             return run_workers(settings, list(sys.argv[1:] if argv is None else argv))
-        return run(command(settings, arguments))
+        code = run(command(settings, arguments))
+        if command is _broker:
+            _leave_hanging_threads(code)
+        return code
     except ConfigError as error:
         return _fail(2, str(error))
     except DrayError as error:
@@ -225,6 +235,18 @@ async def _broker(settings: Settings, arguments: argparse.Namespace) -> int:
     except OSError as error:
         return _fail(1, f"cannot listen on {settings.listen}: {error.strerror or error}")
     return 0
+
+
+def _leave_hanging_threads(code: int) -> None:
+    """End here if a call to a store still hangs in a thread: Python would wait for it."""
+    deadline_s = time.monotonic() + THREADS_S
+    for thread in threading.enumerate():
+        if thread is threading.current_thread() or thread.daemon:
+            continue
+        thread.join(max(deadline_s - time.monotonic(), 0.0))
+        if thread.is_alive():
+            logging.shutdown()
+            os._exit(code)
 
 
 async def _cluster_show(settings: Settings, arguments: argparse.Namespace) -> int:
