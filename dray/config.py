@@ -347,7 +347,7 @@ class Settings:
     fetch_cache_bytes: int = field(
         metadata=_about(
             "fetch.cache.bytes",
-            _int_between(2**20, 2**40),
+            _int_between(2 * 2**20, 2**40),  # a block of the object store's, and what is around it
             "67108864",
             "Memory for WAL objects that were written here or read lately.",
         )
