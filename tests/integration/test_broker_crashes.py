@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from kio.schema.errors import ErrorCode
 
+from tests.batches import build_batch
 from tests.integration.broker_child import BEFORE_ANSWER, STEPS
 from tests.integration.conftest import STACKS, BrokerCluster
 from tests.integration.rdkafka import Acked, Sender, create_topic, fresh_name, in_zone, read_values, send_all
 from tests.integration.waiting import eventually
-from tests.integration.wire import EARLIEST, LATEST, Wire
+from tests.integration.wire import EARLIEST, LATEST, Wire, fetch_request, produce_request
 from tests.servers.dray import DrayBroker
 
 PARTITIONS = 3
@@ -122,6 +123,36 @@ def test_what_was_acknowledged_outlives_every_kill_under_load(tmp_path: Path) ->
     finally:
         for broker in brokers:
             broker.kill()
+
+
+def test_a_broker_that_was_away_for_a_while_goes_on(tmp_path: Path) -> None:
+    """Stopped for longer than its session lives, with requests to answer: nobody minds, not even itself."""
+    stays, sleeper = (DrayBroker(tmp_path, settings={"broker.session.timeout.ms": 2000}) for _ in range(2))
+    stays.start()
+    sleeper.start()
+    try:
+        topic = create_topic(stays.address)
+        node_id = sleeper.node_id
+        with Wire(stays.address) as awake, Wire(sleeper.address) as asleep:
+            assert asleep.produce(topic, 0, build_batch()) == (ErrorCode.none, 0)
+            sleeper.signal(signal.SIGSTOP)
+            asleep.send(produce_request(topic, 0, build_batch(), timeout_ms=60_000))
+            asleep.send(fetch_request(topic, 0, 0))
+            eventually(lambda: node_id not in _nodes(awake), "its session is over")
+            assert awake.produce(topic, 0, build_batch()) == (ErrorCode.none, 1)
+            sleeper.signal(signal.SIGCONT)
+            assert asleep.receive_produced() == (ErrorCode.none, 2)
+            assert asleep.receive_fetched().error is ErrorCode.none
+            assert asleep.list_offset(topic, 0, LATEST) == (ErrorCode.none, 3)
+            eventually(lambda: node_id in _nodes(awake), "it is registered again")
+            assert asleep.fetch(topic, 0, 2, max_wait_ms=10_000).high_watermark == 3
+    finally:
+        sleeper.kill()
+        stays.kill()
+
+
+def _nodes(wire: Wire) -> set[int]:
+    return {broker.node_id for broker in wire.metadata().brokers}
 
 
 def _check_log(broker: DrayBroker, topic: str, acked: list[Acked], sent: set[bytes], seed: int) -> None:

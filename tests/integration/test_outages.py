@@ -35,6 +35,7 @@ INFLIGHT_BYTES = 32 * MIB
 SLACK_BYTES = 64 * MIB
 # Requests give the broker a second and a half: whoever has no answer by then will have none.
 ANSWER_S = 15
+STOP_S = 10
 PRODUCERS = 30
 ROUNDS = 6
 
@@ -111,6 +112,21 @@ async def test_a_store_that_is_away(
         for each in acked:
             assert log[each.partition][each.offset] == each.value
         assert away.broker.is_running
+
+
+@pytest.mark.parametrize("stores", [["S3"], ["etcd", "S3"]], ids=" and ".join)
+async def test_a_stop_does_not_wait_for_stores_that_are_away(
+    stores: list[str], tmp_path_factory: pytest.TempPathFactory, etcd_address: str, s3_server: S3Server
+) -> None:
+    async with _start(tmp_path_factory.mktemp("stop"), etcd_address, s3_server) as away:
+        topic = await asyncio.to_thread(create_topic, away.broker.address)
+        for store in stores:
+            await away.proxies[store].set_mode(Mode.BLACK_HOLE)
+        with Wire(away.broker.address) as wire:
+            wire.send(produce_request(topic, 0, build_batch(), timeout_ms=60_000))
+            with Wire(away.broker.address) as other:  # served after the request was read
+                await asyncio.to_thread(other.metadata, topic)
+            assert await asyncio.to_thread(away.broker.terminate, STOP_S) == 0
 
 
 def _produce_in_vain(address: str, topic: str) -> list[ErrorCode]:

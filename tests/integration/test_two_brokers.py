@@ -5,13 +5,14 @@ Clients are kept to one of the brokers by their zone, so both brokers serve ever
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 
 from kio.schema.errors import ErrorCode
 
 from tests.batches import build_batch
 from tests.integration.conftest import BrokerCluster
-from tests.integration.rdkafka import Sender, create_topic, in_zone, read_values, send_all
+from tests.integration.rdkafka import Sender, create_topic, fresh_name, in_zone, read_values, send_all
 from tests.integration.wire import LATEST, Wire, fetch_request
 
 PARTITIONS = 2
@@ -91,6 +92,33 @@ def test_after_both_were_killed_everything_is_there_and_goes_on(cluster: BrokerC
     expected = dict(enumerate([*values, b"after"]))
     for zone, broker in (("a", cluster.a), ("b", cluster.b)):
         assert read_values(broker.address, topic, client_id=in_zone(zone)) == expected
+
+
+def test_a_reader_that_is_far_behind_gets_every_byte(cluster: BrokerCluster) -> None:
+    """Of what the other broker wrote, and more than its cache holds: all comes from the object store."""
+    topic = create_topic(cluster.a.address, partitions=PARTITIONS)
+    noise = random.Random(1).randbytes(2**20)
+    sender = Sender(cluster.a.address, client_id=in_zone("a"))
+    expected: dict[int, dict[int, bytes]] = {partition: {} for partition in range(PARTITIONS)}
+    for number in range(120):
+        at = number * 7919 % 2**19
+        sender.send(topic, noise[at : at + 100_000], number % PARTITIONS)
+        if number % 30 == 0:
+            sender.flush()
+    sender.flush()
+    for acked in sender.acked:
+        expected[acked.partition][acked.offset] = acked.value
+    zone = fresh_name("zone")
+    reader = cluster.broker(zone, settings={"fetch.cache.bytes": 2 * 2**20})
+    reader.start()
+    try:
+        for partition in range(PARTITIONS):
+            assert (
+                read_values(reader.address, topic, partition, client_id=in_zone(zone)) == expected[partition]
+            )
+        assert reader.terminate() == 0
+    finally:
+        reader.kill()
 
 
 def _without_place(batch: bytes) -> bytes:
