@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dray.errors import Unavailable, VersionConflict
 from dray.index.cache import IndexCache
-from dray.index.entry import Placed
+from dray.index.entry import Placed, Truncated
 from dray.index.lookup import OffsetIndex
 from dray.index.witness import Witness
 from dray.metadata.store import MetadataStore, Position
@@ -51,6 +51,9 @@ class DecidedIndex(OffsetIndex):
     ) -> list[Placed]:
         for _ in builtins.range(JUDGE_ATTEMPTS):
             entries = await super().range(stream_id, start, max_entries, fresh=fresh)
+            if entries and isinstance(entries[0].entry.where, Truncated):
+                # Read before the watch has told of it: from now on no lower log start is told.
+                self._tell(stream_id, log_start=entries[0].end_offset)
             known = self._witness.known(entries)
             if known is not None:
                 return known

@@ -228,9 +228,8 @@ class LogReader:
             if not page or (entries and page[0].start_offset != at):
                 break  # taken apart meanwhile: the reader comes back for it
             if isinstance(page[0].entry.where, Truncated):
-                # Since the bounds were read. Read again, so that nobody is told of older ones.
-                log_start = await self._index.log_start(want.stream_id, fresh=True)
-                raise OffsetOutOfRange(want.offset, log_start, end)
+                # Since the bounds were read; that it was is certain, however stale the read.
+                raise OffsetOutOfRange(want.offset, page[0].end_offset, end)
             size += sum(map(_bytes_of, page))
             if not entries and isinstance(where := page[0].entry.where, WalChunk):
                 number = where.batch_at(at - page[0].start_offset)

@@ -284,9 +284,6 @@ class TestBounds:
         assert await node.index.log_start(S) == 2, "nobody is sent back to 0"
         node.store.watch_gate.open()
 
-    @pytest.mark.xfail(
-        strict=True, reason="IndexCache: a watch that repeats a truncation is taken for that of an own append"
-    )
     async def test_a_truncation_that_was_read_before_the_watch_tells_of_it(self, world: World) -> None:
         other = await world.node()
         for value in (b"a", b"b", b"c"):
