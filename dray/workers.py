@@ -6,6 +6,7 @@ starts them, starts again what dies, and stops them all; it serves nothing itsel
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import signal
 import subprocess
@@ -27,6 +28,7 @@ STABLE_S = 60.0
 # A broker stops within ten seconds.
 STOP_S = 15.0
 TICK_S = 0.2
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 @dataclass(slots=True)
@@ -78,7 +80,9 @@ def _tend(worker: _Worker) -> bool:
     if worker.process is None:
         if now >= worker.start_at:
             # Its own process group, so that Ctrl-C reaches it by way of this process, once.
-            worker.process = subprocess.Popen(worker.command, start_new_session=True)
+            worker.process = subprocess.Popen(
+                worker.command, start_new_session=True, preexec_fn=_stop_with_parent
+            )
             worker.started_at = now
         return True
     code = worker.process.poll()
@@ -98,6 +102,15 @@ def _tend(worker: _Worker) -> bool:
     )
     worker.pause_s = min(worker.pause_s * 2, MAX_PAUSE_S)
     return True
+
+
+def _stop_with_parent() -> None:
+    """Runs in the child. If this process is killed, its workers stop too: they would keep its ports.
+
+    Only Linux can do that.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(workers: Sequence[_Worker]) -> None:

@@ -21,7 +21,7 @@ from tests.batches import build_batch
 from tests.integration.rdkafka import QUIET, Sender, create_topic, in_zone, read_values, send_all
 from tests.integration.waiting import eventually, eventually_async
 from tests.integration.wire import LATEST, Wire, fetch_request, produce_request
-from tests.servers.dray import DrayBroker
+from tests.servers.dray import DrayBroker, answers_api_versions
 from tests.servers.proxy import Mode, TcpProxy
 from tests.servers.s3 import S3Server
 
@@ -233,6 +233,21 @@ def test_workers_are_brokers_of_their_own_and_stop_together(tmp_path: Path) -> N
     finally:
         if group.is_running:
             group.terminate()
+
+
+def test_workers_do_not_outlive_the_one_that_started_them(tmp_path: Path) -> None:
+    """They would keep its ports, and whoever starts it again would find them taken."""
+    group = DrayBroker(tmp_path, workers=2)
+    group.start()
+    workers = [_pid_of_worker(group.pid, port) for port in group.ports]
+    group.kill()
+    try:
+        eventually(lambda: group.log_text().count("broker stopped") == 2, "both have stopped in order")
+        eventually(lambda: not any(map(answers_api_versions, group.ports)), "nobody answers")
+    finally:
+        for pid in workers:
+            if pid is not None and Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_stop_answers_what_is_under_way(
