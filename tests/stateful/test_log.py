@@ -276,6 +276,7 @@ class Machine(RuleBasedStateMachine):
         """Once the watch has told all, everything is there to the record, and nothing else is."""
         self.open_gate(who)
         node = self.nodes[who]
+        self.call(node.store.barrier(DOMAIN))  # a stale read may still show an older log start
         stream_id = STREAMS[0]
         (value,) = self.values(1, 0)
 
