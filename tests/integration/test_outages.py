@@ -36,8 +36,8 @@ SLACK_BYTES = 64 * MIB
 # Requests give the broker a second and a half: whoever has no answer by then will have none.
 ANSWER_S = 15
 STOP_S = 10
-PRODUCERS = 30
-ROUNDS = 6
+PRODUCERS = 40
+ROUNDS = 4
 
 
 @dataclass
