@@ -243,6 +243,8 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
         # Who holds it may begin to write to partitions: batches keep the order of their requests.
         self.produce_turn = asyncio.Lock()
+        # Who holds it may wait for memory for its answer: see `handlers.table.Api.in_turn`.
+        self.answer_turn = asyncio.Lock()
 
     @property
     def is_open(self) -> bool:

@@ -40,7 +40,12 @@ class Dispatcher:
             raise MalformedRequest(f"{api.name} version {target.version} is not served", 2)
         request = decode_request(frame)
         del frame  # its records were copied out; do not hold them twice
-        reply = await api.handle(self._call(request, connection))
+        call = self._call(request, connection)
+        if api.in_turn:
+            async with connection.answer_turn:
+                reply = await api.handle(call)
+        else:
+            reply = await api.handle(call)
         if reply is None:
             return None
         if isinstance(reply, Reply):

@@ -19,6 +19,10 @@ class Api(NamedTuple):
     handle: Handler
     # librdkafka takes a broker for broken that does not offer Produce 0 (KAFKA-18659). It never sends it.
     advertised_from: int | None = None
+    # Requests of one connection are worked on one after the other. For those that wait for memory and keep it
+    # until their answer has left: a later one that has it, behind an earlier one that waits for it, would
+    # never leave.
+    in_turn: bool = False
 
     def versions(self, key: int) -> Versions:
         first = self.min_version if self.advertised_from is None else self.advertised_from
@@ -27,7 +31,7 @@ class Api(NamedTuple):
 
 _SERVED: dict[int, Api] = {
     0: Api("Produce", 3, 13, produce.handle, advertised_from=0),
-    1: Api("Fetch", 4, 17, fetch.handle),
+    1: Api("Fetch", 4, 17, fetch.handle, in_turn=True),
     2: Api("ListOffsets", 1, 10, list_offsets.handle),
     3: Api("Metadata", 0, 13, metadata.handle),
     10: Api("FindCoordinator", 0, 6, cluster.find_coordinator),

@@ -55,8 +55,11 @@ class Client:
         self._port = broker.address.port
         self.topic_id = NOWHERE
 
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
     async def exchange(self, payload: bytes) -> bytes | None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await self.connect()
         try:
             writer.write(wire.framed(payload))
             async with asyncio.timeout(20):
@@ -84,8 +87,8 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clie
         yield one
 
 
-def _settings(data: Path) -> Any:
-    given = {"data": str(data), "listen": "127.0.0.1:0", "auto.create.topics.enable": "false"}
+def _settings(data: Path, **more: str) -> Any:
+    given = {"data": str(data), "listen": "127.0.0.1:0", "auto.create.topics.enable": "false", **more}
     return load_settings(arguments=[Given(name, text, "test") for name, text in given.items()], environ={})
 
 
@@ -354,3 +357,45 @@ async def test_any_request_that_is_not_offered_is_refused(client: Client, api_ke
         answer = await client.exchange(wire.encode(api_key, version, body))
         assert answer is not None
         assert codes_in(wire.decode(api_key, version, answer)[1]) <= {ErrorCode.unsupported_version}
+
+
+async def test_an_answer_that_waits_for_its_turn_keeps_no_memory_from_those_before_it(tmp_path: Path) -> None:
+    """The first fetch has to look for a topic, the second has not, and there is memory for one at a time."""
+    async with open_broker(_settings(tmp_path, **{"fetch.buffer.bytes": str(2**20)})) as broker:
+        client = Client(broker)
+        await client.ask(19, 7, {"topics": [new_topic("large", 1)]})
+        record = build_batch(large_record(900_000))
+        part = {"index": 0, "records": record}
+        produced = await client.ask(
+            0, 9, {"acks": -1, "topic_data": [{"name": "large", "partition_data": [part]}]}
+        )
+        assert codes_in(produced) == {OK}
+        large = {"topic": "large", "partitions": [{"partition": 0, "partition_max_bytes": 2**20}]}
+        missing = {"topic": "missing", "partitions": [{"partition": 0}]}
+        reader, writer = await client.connect()
+        for number, topics in enumerate(([missing, large], [large], [missing, large], [large])):
+            fetch = wire.request(1, 12, {"max_bytes": 2**20, "topics": topics}, correlation_id=number)
+            writer.write(wire.framed(fetch))
+        async with asyncio.timeout(20):
+            for number in range(4):
+                answer = await wire.read_frame(reader)
+                assert answer is not None
+                correlation_id, body = wire.decode(1, 12, answer)
+                assert correlation_id == number
+                assert len(body.responses[-1].partitions[0].records) == len(record)
+        writer.close()
+        await writer.wait_closed()
+
+
+def large_record(size: int) -> bytes:
+    """One record with a value of so many bytes, as it stands in a batch."""
+    inner = b"\0\0\0\1" + _zigzag(size) + bytes(size) + b"\0"
+    return _zigzag(len(inner)) + inner
+
+
+def _zigzag(number: int) -> bytes:
+    left, written = number * 2, bytearray()
+    while left > 0x7F:
+        written.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*written, left])
