@@ -149,6 +149,7 @@ class IndexCache:
             try:
                 await store.barrier(domain)
                 self.open(domain)
+                tell(Gap())  # changes from before may have been missed
                 async for event in watch:
                     if isinstance(event, Gap):
                         self.close(domain)
@@ -247,12 +248,16 @@ class _Stream:
         known = index < len(self.ends) and self.ends[index] == position.end_records
         if version is not None and self.end is not None and position > self.end:
             self.end = position
-        elif version is not None and not (known and self.placed[index].version == version):
-            # Neither an append, as far as is known here, nor what was taken in already: perhaps a truncation.
+        elif version is not None and not (known and self._is_chunk(index, version)):
+            # Neither an append, as far as is known here, nor one taken in already: perhaps a truncation.
             self.log_start = None
         if not known or self.placed[index].version == version:
             return 0
         return self.drop(index, index + 1)
+
+    def _is_chunk(self, index: int, version: int) -> bool:
+        placed = self.placed[index]
+        return placed.version == version and isinstance(placed.entry.where, WalChunk)
 
     def drop(self, low: int, high: int) -> int:
         size = sum(_weigh(placed) for placed in self.placed[low:high])

@@ -494,9 +494,7 @@ class _Pipeline:
                 placed.append(Placed(entry, *assigned.position, assigned.version))
                 next(versions)
             if committed:
-                done = CommittedObject(sealed.path, sealed.parts.body, tuple(placed), began)
-                self._writer.on_commit(done)
-                self._answer(sealed, {one.entry.stream_id: one.start_offset for one in placed})
+                self._answer(sealed, placed, began)
             else:  # its entries have landed, but an object that is fenced is void for everybody
                 self._fail(sealed, NotCommitted(f"object {sealed.path} was fenced"), None)
 
@@ -505,18 +503,19 @@ class _Pipeline:
         log.warning("append of %d objects in domain %d: %s", len(chosen), self._domain, unknown)
         deadline = self._loop.time() + self._writer.settle_s
         for sealed in chosen:
+            began = self._writer.clock()
             try:
-                starts = await self._settled(sealed, deadline)
+                placed = await self._settled(sealed, deadline)
             except DrayError as error:
                 self._fail(sealed, CommitUnknown(f"object {sealed.path}: {error}"), error)
             else:
-                if starts is None:
+                if placed is None:
                     self._fail(sealed, NotCommitted(f"object {sealed.path}: {unknown}"), unknown)
                 else:
-                    self._answer(sealed, starts)
+                    self._answer(sealed, placed, began)
 
-    async def _settled(self, sealed: _Object, deadline: float) -> dict[int, int] | None:
-        """Where the object's entries start, or None if it is void. Raises when time is up."""
+    async def _settled(self, sealed: _Object, deadline: float) -> list[Placed] | None:
+        """The object's entries where they stand, or None if it is void. Raises when time is up."""
         fence = ObjectRecord(State.FENCED, sealed.path, len(sealed.parts.body), self._writer.wall_clock_ms())
         key = record_key(sealed.id)
         while True:
@@ -530,14 +529,14 @@ class _Pipeline:
                     return None  # by a collector, or by an earlier try of ours
                 if record is not None:
                     streams = [entry.stream_id for entry in sealed.parts.indexed]
-                    return {stream: await self._find_start(stream, sealed.id) for stream in streams}
+                    return [await self._find(stream, sealed.id) for stream in streams]
             except (Unavailable, OutcomeUnknown):
                 if self._loop.time() >= deadline:
                     raise
             await asyncio.sleep(SETTLE_PAUSE_S)
 
-    async def _find_start(self, stream_id: int, object_id: UUID) -> int:
-        """Of the entry of an object that is known to be committed: near the end of its stream."""
+    async def _find(self, stream_id: int, object_id: UUID) -> Placed:
+        """The entry of an object that is known to be committed: near the end of its stream."""
         sequence = sequence_of(stream_id)
         entry = await self._metadata.tail(self._domain, sequence)
         for _ in range(MAX_STEPS_BACK):
@@ -545,13 +544,15 @@ class _Pipeline:
                 break
             placed = place(entry)
             if isinstance(placed.entry.where, WalChunk) and placed.entry.where.object_id == object_id:
-                return placed.start_offset
+                return placed
             entry = await self._metadata.floor(self._domain, sequence, placed.start_offset)
         raise CommitUnknown(f"object {object_id} is committed, but its entry in {sequence} is not at hand")
 
     # Answering
 
-    def _answer(self, sealed: _Object, starts: dict[int, int]) -> None:
+    def _answer(self, sealed: _Object, placed: Sequence[Placed], began: int) -> None:
+        self._writer.on_commit(CommittedObject(sealed.path, sealed.parts.body, tuple(placed), began))
+        starts = {one.entry.stream_id: one.start_offset for one in placed}
         for pending in sealed.pending:
             start = starts[pending.stream_id]
             starts[pending.stream_id] = end = start + pending.records

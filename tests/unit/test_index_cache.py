@@ -210,6 +210,16 @@ def test_what_was_added_before_the_watch_told_of_it_leaves_the_log_start(cache: 
     assert cache.log_start(STREAM) is None
 
 
+def test_a_truncation_that_was_read_before_the_watch_told_of_it_still_moves_the_log_start(
+    cache: IndexCache,
+) -> None:
+    cache.learn_end(D, cache.now(), STREAM, Position(20, 200))
+    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1), at(20, 2)])
+    add(cache, at(10, 7, truncated_entry(10)))
+    cache.apply(D, [told(10, 7)])
+    assert cache.log_start(STREAM) is None
+
+
 def test_appends_leave_the_log_start_and_replacements_do_not(cache: IndexCache) -> None:
     cache.learn_end(D, cache.now(), STREAM, Position(20, 200))
     cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1), at(20, 1)])

@@ -18,6 +18,7 @@ from dray.errors import (
     ObjectStoreFull,
     ObjectStoreMisconfigured,
     ObjectStoreUnavailable,
+    OutcomeUnknown,
     TooLarge,
 )
 from dray.index.entry import WalChunk, place_all, sequence_of
@@ -43,7 +44,7 @@ from dray.wal.objects import (
     reference_key,
 )
 from dray.wal.orphans import OrphanCollector
-from dray.wal.writer import Committed, WalWriter
+from dray.wal.writer import Committed, CommittedObject, WalWriter
 from tests.batches import build_batch
 from tests.pending import pending
 
@@ -208,6 +209,25 @@ async def test_an_append_brings_the_marker_of_the_next_object_along(metadata: Me
     assert (counting.puts, marked) == (1, [True] * 3)
     await writer.close()
     assert await metadata.scan(D, STAGING, limit=10) == []
+
+
+async def test_readers_are_told_of_an_append_whose_answer_was_lost(metadata: MemoryStore) -> None:
+    """Protocol 18: what is acknowledged is readable here at once."""
+
+    class Silent(MemoryStore):
+        async def append(self, *arguments: Any, **more: Any) -> AppendResult:
+            await super().append(*arguments, **more)
+            raise OutcomeUnknown("its answer was lost")
+
+    told: list[CommittedObject] = []
+    silent = Silent(metadata._data, conditions_abort=metadata.conditions_abort)
+    objects = MemoryObjectStore()
+    writer = WalWriter(silent, objects, zone="z", incarnation="00" * 16, on_commit=told.append)
+    done = await writer.write(D, pending(1))
+    [committed] = told
+    assert committed.body == await objects.get(committed.path)
+    assert list(committed.entries) == place_all(await metadata.entries(D, sequence_of(1), 0, 10))
+    assert committed.entries[0].start_offset == done.start_offset
 
 
 async def test_a_marker_that_was_put_long_ago_is_not_used(
