@@ -23,7 +23,7 @@ from dray.errors import (
 )
 from dray.index.entry import WalChunk, place_all, sequence_of
 from dray.metadata.memory import MemoryStore
-from dray.metadata.store import AppendResult, Expect, Expectation, Limits, Put
+from dray.metadata.store import AppendResult, Expect, Expectation, Limits, NewEntry, Put
 from dray.objectstore.memory import MemoryObjectStore
 from dray.objectstore.store import Body
 from dray.wal import writer as writer_module
@@ -215,9 +215,11 @@ async def test_readers_are_told_of_an_append_whose_answer_was_lost(metadata: Mem
     """Protocol 18: what is acknowledged is readable here at once."""
 
     class Silent(MemoryStore):
-        async def append(self, *arguments: Any, **more: Any) -> AppendResult:
-            await super().append(*arguments, **more)
-            raise OutcomeUnknown("its answer was lost")
+        async def append(self, domain: int, entries: Sequence[NewEntry], *more: Any) -> AppendResult:
+            result = await super().append(domain, entries, *more)
+            if entries:
+                raise OutcomeUnknown("its answer was lost")
+            return result
 
     told: list[CommittedObject] = []
     silent = Silent(metadata._data, conditions_abort=metadata.conditions_abort)
