@@ -386,7 +386,7 @@ class Settings:
             "network.send_timeout_ms",
             _int_between(100, 3_600_000),
             "30000",
-            "A client that does not take its responses for so long is disconnected.",
+            "A client that takes no responses, or stops within a large request, for so long is dropped.",
         )
     )
     max_connections: int = field(

@@ -77,8 +77,14 @@ class Reply(NamedTuple):
     on_sent: Callable[[], None]
 
 
+class Stable(NamedTuple):
+    """A response that stays the same for the same request, until brokers or topics change."""
+
+    fields: Fields
+
+
 # None: the client wants no answer.
-Handler: TypeAlias = Callable[[Call], Awaitable[Fields | Reply | None]]
+Handler: TypeAlias = Callable[[Call], Awaitable[Fields | Reply | Stable | None]]
 
 
 async def find_topic(topics: TopicCatalog, entity: Any) -> Topic:

@@ -6,25 +6,40 @@ expected closes the connection, with its traceback in the log: the client connec
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import OrderedDict
+from typing import TypeAlias
 
 from kio.schema.errors import ErrorCode
 
 from dray.errors import MalformedRequest, UnsupportedRequest
 from dray.handlers.api_versions import API_VERSIONS, FALLBACK_VERSION, unknown_version
-from dray.handlers.call import Call, Reply, Services
+from dray.handlers.call import Call, Reply, Services, Stable
 from dray.handlers.rejected import REJECTED
 from dray.handlers.table import APIS
-from dray.protocol.codec import Request, Target, decode_request, encode_response, peek
+from dray.protocol.codec import Buffer, Fields, Request, Target, decode_request, encode_response, peek
 from dray.routing import parse_client_id
 from dray.server import Answer, Connection
 
 log = logging.getLogger(__name__)
 
 
+# Responses kept: Metadata of a topic of 1,000 partitions takes 40 KB, and 20 ms to encode.
+MAX_KEPT_BYTES = 16 * 2**20
+MAX_KEPT_REQUEST_BYTES = 4_096
+# Encoding more than this takes long enough for others to notice.
+INLINE_PARTITIONS = 500
+
+# What a kept response was the answer to: the request but for its correlation id, the brokers and the topics.
+_Key: TypeAlias = tuple[bytes, bytes, int, int]
+
+
 class Dispatcher:
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._kept: OrderedDict[_Key, bytes] = OrderedDict()  # without length and correlation id
+        self._kept_bytes = 0
 
     async def handle(self, frame: bytes, connection: Connection) -> Answer | None:
         """Raises `MalformedRequest` where only closing the connection helps."""
@@ -38,6 +53,10 @@ class Dispatcher:
                 fallback = target._replace(version=FALLBACK_VERSION)
                 return Answer(encode_response(fallback, unknown_version(own)))
             raise MalformedRequest(f"{api.name} version {target.version} is not served", 2)
+        key = self._key(frame) if api.is_kept else None
+        if key is not None and (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return Answer([(len(kept) + 4).to_bytes(4) + frame[4:8], kept])
         request = decode_request(frame)
         del frame  # its records were copied out; do not hold them twice
         call = self._call(request, connection)
@@ -50,7 +69,30 @@ class Dispatcher:
             return None
         if isinstance(reply, Reply):
             return Answer(encode_response(target, reply.fields), reply.on_sent)
+        if isinstance(reply, Stable):
+            return Answer(await self._encode_and_keep(key, target, reply.fields))
         return Answer(encode_response(target, reply))
+
+    def _key(self, frame: bytes) -> _Key | None:
+        if len(frame) > MAX_KEPT_REQUEST_BYTES:
+            return None
+        services = self._services
+        return frame[:4], frame[8:], services.brokers.revision, services.topics.revision
+
+    async def _encode_and_keep(self, key: _Key | None, target: Target, fields: Fields) -> list[Buffer]:
+        partitions = sum(len(topic["partitions"]) for topic in fields["topics"])
+        if partitions <= INLINE_PARTITIONS:
+            buffers = encode_response(target, fields)
+        else:
+            buffers = await asyncio.to_thread(encode_response, target, fields)
+        kept = b"".join(buffers)[8:]
+        if key is not None and key not in self._kept:
+            self._kept[key] = kept
+            self._kept_bytes += len(kept)
+            while self._kept_bytes > MAX_KEPT_BYTES:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= len(oldest)
+        return buffers
 
     def _call(self, request: Request, connection: Connection) -> Call:
         zone = parse_client_id(request.client_id)

@@ -12,7 +12,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from dray.errors import BadRequest, DrayError, TopicExists, UnknownTopic
-from dray.handlers.call import NO_THROTTLE, NOBODY, Call, find_topic
+from dray.handlers.call import NO_THROTTLE, NOBODY, Call, Stable, find_topic
 from dray.handlers.errors import code_of
 from dray.log.read import LEADER_EPOCH
 from dray.protocol.codec import Fields
@@ -21,11 +21,13 @@ from dray.topics.catalog import Topic, check_name
 
 # From here on an empty list means no topics, and null all of them.
 FIRST_WITH_NULL_FOR_ALL = 1
+# The fields are there two versions earlier, but were not to be used (KAFKA-10774).
+FIRST_BY_ID = 12
 # Kafka's own bound of one answer (`max.request.partition.size.limit`).
 MAX_DESCRIBED_PARTITIONS = 2_000
 
 
-async def handle(call: Call) -> Fields:
+async def handle(call: Call) -> Fields | Stable:
     body, services = call.body, call.services
     asked = body.topics
     if asked is None or (call.version < FIRST_WITH_NULL_FOR_ALL and not asked):
@@ -35,7 +37,7 @@ async def handle(call: Call) -> Fields:
         once = {(entity.name, getattr(entity, "topic_id", None)): entity for entity in asked}
         topics = [await _asked(call, entity, may_create) for entity in once.values()]
     brokers = services.brokers
-    return {
+    answer = {
         "throttle_time": NO_THROTTLE,
         "brokers": [broker_fields(broker) for broker in brokers.in_zone(call.zone)],
         "cluster_id": services.cluster_id,
@@ -43,6 +45,8 @@ async def handle(call: Call) -> Fields:
         "topics": topics,
         "error_code": ErrorCode.none,
     }
+    found_all = all(topic["error_code"] is ErrorCode.none for topic in topics)
+    return Stable(answer) if found_all else answer
 
 
 def broker_fields(broker: BrokerInfo) -> dict[str, Any]:
@@ -56,6 +60,8 @@ def broker_fields(broker: BrokerInfo) -> dict[str, Any]:
 
 async def _asked(call: Call, entity: Any, may_create: bool) -> dict[str, Any]:
     try:
+        if entity.name is None and call.version < FIRST_BY_ID:
+            raise BadRequest(f"a topic without a name in version {call.version}")
         try:
             return _topic(call, await find_topic(call.services.topics, entity))
         except UnknownTopic as error:
@@ -66,7 +72,7 @@ async def _asked(call: Call, entity: Any, may_create: bool) -> dict[str, Any]:
     except DrayError as error:
         return {
             "error_code": code_of(error),
-            "name": getattr(entity, "name", None),
+            "name": "" if entity.name is None and call.version < FIRST_BY_ID else entity.name,
             "topic_id": getattr(entity, "topic_id", None) or NOBODY,
             "partitions": (),
         }

@@ -23,6 +23,8 @@ class Api(NamedTuple):
     # until their answer has left: a later one that has it, behind an earlier one that waits for it, would
     # never leave.
     in_turn: bool = False
+    # Its `Stable` responses are kept.
+    is_kept: bool = False
 
     def versions(self, key: int) -> Versions:
         first = self.min_version if self.advertised_from is None else self.advertised_from
@@ -33,7 +35,7 @@ _SERVED: dict[int, Api] = {
     0: Api("Produce", 3, 13, produce.handle, advertised_from=0),
     1: Api("Fetch", 4, 17, fetch.handle, in_turn=True),
     2: Api("ListOffsets", 1, 10, list_offsets.handle),
-    3: Api("Metadata", 0, 13, metadata.handle),
+    3: Api("Metadata", 0, 13, metadata.handle, is_kept=True),
     10: Api("FindCoordinator", 0, 6, cluster.find_coordinator),
     19: Api("CreateTopics", 2, 7, topics.create_topics),
     20: Api("DeleteTopics", 1, 6, topics.delete_topics),
