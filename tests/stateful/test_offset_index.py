@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from dray.index.cache import IndexCache
 from dray.index.changes import Swap, carry_out, replace_run, truncate
-from dray.index.entry import Placed, Truncated, encode, place_all, sequence_of
+from dray.index.entry import ParquetFile, Placed, Truncated, WalChunk, encode, place_all, sequence_of
 from dray.index.lookup import OffsetIndex
 from dray.metadata.store import Change, EntryChange, MetadataStore, NewEntry, Position
 from tests.conformance.backends import Backend
@@ -231,6 +231,7 @@ class Machine(RuleBasedStateMachine):
         if isinstance(placed.entry.where, Truncated):
             assert placed.end_offset <= self.log_start
         else:
+            assert isinstance(placed.entry.where, WalChunk | ParquetFile)
             assert placed.entry.where.path in self.offsets[offset]
 
     @rule(who=st.integers(0, 1), fresh=st.booleans())

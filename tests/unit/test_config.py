@@ -132,15 +132,15 @@ def test_variables_of_the_tests_are_ignored() -> None:
         ("listen", "::1:9092"),
         ("advertise", "a b:1"),
         ("zone", "a,b"),
-        ("node_id", "-1"),
+        ("node.id", "-1"),
         ("workers", "0"),
-        ("auto_create_topics_enable", "yes"),
-        ("log_level", "loud"),
+        ("auto.create.topics.enable", "yes"),
+        ("log.level", "loud"),
     ],
 )
 def test_a_broker_setting_that_cannot_be_used_is_named(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"{name.replace('_', '.')}: {text!r}")):
-        load(**{name: text})
+    with pytest.raises(ConfigError, match=re.escape(f"{name}: {text!r}")):
+        load_settings(None, [Given(name, text, "--set")], {})
 
 
 def test_addresses_keep_the_brackets_of_ipv6() -> None:
