@@ -1,0 +1,1 @@
+"""Producers: who they are. What they have written is for `dray.index.fold`."""
