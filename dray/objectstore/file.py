@@ -20,6 +20,7 @@ import secrets
 import stat
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -54,6 +55,10 @@ STEP_BYTES = 8 * 1024 * 1024
 STALE_S = 24 * 3600
 # A directory that a delete removes between its making and its use is made again; each time is a lost race.
 PLACE_ATTEMPTS = 100
+# WAL objects of a day have one directory per domain; a cluster has 16 domains unless told otherwise.
+MAX_OPEN_DIRECTORIES = 64
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class FileObjectStore:
@@ -66,6 +71,7 @@ class FileObjectStore:
         self._health = HealthTracker()
         self._writes = ThreadPool("dray-file-write", WRITE_THREADS)
         self._reads = ThreadPool("dray-file-read", READ_THREADS)
+        self._durable = _DurableDirectories(root)
 
     @classmethod
     async def open(cls, root: Path, place: str, *, timeout_s: float, opening_s: float) -> FileObjectStore:
@@ -165,6 +171,7 @@ class FileObjectStore:
     async def close(self) -> None:
         await self._writes.close()
         await self._reads.close()
+        self._durable.close()
 
     async def _write(self, work: Callable[[threading.Event], T], timeout_s: float | None = None) -> T:
         return await self._run(self._writes, work, timeout_s or self._timeout_s)
@@ -216,11 +223,8 @@ class FileObjectStore:
             self._name(key, staged, path, if_absent, abandoned)
         finally:
             staged.unlink(missing_ok=True)  # `rename` took it away already
-        for directory in path.parents:
-            with suppress(FileNotFoundError):  # a delete of the object was quick
-                _sync_directory(directory)
-            if directory == self._root:
-                break
+        with suppress(FileNotFoundError):  # a delete of the object was quick
+            self._durable.sync(path.parent)
 
     def _stage(self, body: memoryview, abandoned: threading.Event) -> Path:
         """A durable file without a name that anybody knows."""
@@ -378,6 +382,66 @@ class FileObjectStore:
                 return ObjectStoreUnavailable(says)
 
 
+class _DurableDirectories:
+    """Makes the names in a directory survive the loss of power, and the directory itself.
+
+    A directory is as durable as all those above it, so the first time all of them are synced. It is kept
+    open from then on: as long as its path leads to the same inode, which cannot be given to another one
+    meanwhile, nobody has removed it or any above it, and syncing it alone is enough.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._opened: OrderedDict[Path, int] = OrderedDict()  # the one used last is last
+
+    def sync(self, directory: Path) -> None:
+        """Raises `FileNotFoundError` where it has been removed."""
+        known = self._known(directory)
+        if known is not None:
+            try:
+                os.fsync(known)
+            finally:
+                os.close(known)
+            return
+        opened = os.open(directory, _DIRECTORY)
+        try:
+            for above in (directory, *directory.parents):
+                _sync_directory(above)
+                if above == self._root:
+                    break
+            self._keep(directory, os.dup(opened))
+        finally:
+            os.close(opened)
+
+    def close(self) -> None:
+        with self._lock:
+            while self._opened:
+                os.close(self._opened.popitem()[1])
+
+    def _known(self, directory: Path) -> int | None:
+        """A descriptor of its own for the caller, as another thread may close the one kept."""
+        with self._lock:
+            kept = self._opened.get(directory)
+            if kept is None:
+                return None
+            if not os.path.samestat(os.fstat(kept), os.stat(directory)):
+                os.close(self._opened.pop(directory))
+                return None
+            self._opened.move_to_end(directory)
+            return os.dup(kept)
+
+    def _keep(self, directory: Path, opened: int) -> None:
+        with self._lock:
+            replaced = self._opened.pop(directory, None)
+            self._opened[directory] = opened
+            dropped = [] if replaced is None else [replaced]
+            if len(self._opened) > MAX_OPEN_DIRECTORIES:
+                dropped.append(self._opened.popitem(last=False)[1])
+            for each in dropped:
+                os.close(each)
+
+
 def _nested(key: str) -> InvalidObjectRequest:
     return InvalidObjectRequest(f"key {key!r}: an object cannot lie below another")
 
@@ -387,7 +451,7 @@ def _info(key: str, found: os.stat_result) -> ObjectInfo:
 
 
 def _sync_directory(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened = os.open(directory, _DIRECTORY)
     try:
         os.fsync(opened)
     finally:

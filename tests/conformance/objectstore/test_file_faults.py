@@ -22,6 +22,7 @@ from dray.errors import (
     ObjectStoreMisconfigured,
     ObjectStoreUnavailable,
 )
+from dray.objectstore import file as file_module
 from dray.objectstore.health import Health
 from dray.objectstore.opening import open_object_store
 from dray.objectstore.store import ObjectStore
@@ -105,6 +106,42 @@ async def test_a_put_is_synced_before_and_after_it_is_named(
     calls.clear()
     await store.delete("a/b/c")
     assert calls == [("fsync", f"{root}/a/b")]
+
+
+async def test_directories_above_are_synced_once_and_again_when_they_are_new(
+    store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight levels of WAL paths would cost eight syncs for every object."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        real(file)
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+
+    async def synced_by_a_put(key: str) -> list[str]:
+        synced.clear()
+        await store.put(key, b"x")
+        return [path for path in synced if ".dray-" not in path]
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    everything = [f"{root}/a/b", f"{root}/a", f"{root}"]
+    assert await synced_by_a_put("a/b/1") == everything
+    assert await synced_by_a_put("a/b/2") == everything[:1]
+    shutil.rmtree(root / "a")  # as another process may, when the last object has gone
+    (root / "a" / "b").mkdir(parents=True)
+    assert await synced_by_a_put("a/b/3") == everything
+    assert await synced_by_a_put("a/b/4") == everything[:1]
+
+
+async def test_few_directories_are_kept_open(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_module, "MAX_OPEN_DIRECTORIES", 3)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        await store.put(f"d{number}/x", b"x")
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    await store.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize(
