@@ -227,6 +227,9 @@ async def reckon(world: World, book: Book, rules: Rules) -> None:
     sweep = rules.collector(metadata, objects)
     later = world.now_ms() + 10**9
     await sweep.collect(D, later, 0)
+    for info in await objects.list(limit=10_000):
+        known = await metadata.get(D, record_key(UUID(info.key.rpartition("/")[2].removesuffix(".wo"))))
+        check(known is not None, f"{info.key} had no marker: only a listing would have found it")
     await sweep.collect_unmarked(D, ZONE, later, 0)
     check(await metadata.scan(D, STAGING, limit=10) == [], "markers are left")
     for info in await objects.list(limit=10_000):
@@ -302,6 +305,19 @@ class DecidesByReading(writer_module._Pipeline):
         if await self._metadata.get(self._domain, record_key(sealed.id)) is None:
             return None
         return await super()._settled(sealed, deadline)
+
+
+class MarksAfterwards(writer_module._Pipeline):
+    """Without "marker before object" (X-08): a crash in between leaves an object that nobody looks for."""
+
+    def _mark_ahead(self, *operations):  # type: ignore[no-untyped-def]
+        return []
+
+    async def _put_marker(self, sealed):  # type: ignore[no-untyped-def]
+        await super()._put_object(sealed)
+
+    async def _put_object(self, sealed):  # type: ignore[no-untyped-def]
+        await super()._put_marker(sealed)
 
 
 class CommitsInAnyOrder(writer_module._Pipeline):
@@ -383,6 +399,7 @@ BROKEN: dict[str, Rules] = {
             AcknowledgesFenced,
             Resends,
             DecidesByReading,
+            MarksAfterwards,
             CommitsInAnyOrder,
             AppendsSideBySide,
             LosesCallers,
