@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def ensure_kafka_jars() -> Path:
     command = ["mvn", "-q", "-B", "-f", str(_HERE / "pom.xml"), "dependency:copy-dependencies"]
 
     def fetch(target: Path) -> None:
+        _ensure_tool("mvn", "maven")
         _run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={target}"], _FETCH_TIMEOUT_S)
 
     return _ensure(f"kafka-{version}", f"fetching Kafka {version} (once; about half a minute)", fetch)
@@ -63,10 +65,22 @@ def ensure_client_classes() -> Path:
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
 
     def compile_(target: Path) -> None:
+        _ensure_tool("javac", "openjdk-17-jdk-headless")
         classpath = f"{ensure_kafka_jars()}/*"
         _run(["javac", "-Xlint:all,-processing", "-Werror", "-cp", classpath, "-d", str(target), str(source)])
 
     return _ensure(f"kafka-{kafka_version()}-clients-{digest}", "compiling the Java clients (once)", compile_)
+
+
+def _ensure_tool(tool: str, package: str) -> None:
+    """Where only a Java runtime is there, Debian has the rest."""
+    if shutil.which(tool) is not None:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise RuntimeError(f"{tool} is needed for Kafka's own clients: install the package {package}")
+    sys.stderr.write(f"installing {package} (once)\n")
+    _run(["apt-get", "update", "-qq"], _FETCH_TIMEOUT_S)
+    _run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", package], _FETCH_TIMEOUT_S)
 
 
 def java_command(
