@@ -1,25 +1,23 @@
 """A Kafka connection to one broker, whoever is called the leader: for what no client can be made to do.
 
-Built on kio's classes and the published framing; shares no code with Dray.
+Built on `tests.wire`; shares no code with Dray.
 """
 
 from __future__ import annotations
 
-import io
 import socket
-import struct
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import request as fetch
 from kio.schema.find_coordinator.v4 import request as find_coordinator
 from kio.schema.list_offsets.v7 import request as list_offsets
 from kio.schema.metadata.v9 import request as metadata
 from kio.schema.produce.v9 import request as produce
-from kio.serial import entity_reader, entity_writer
+
+from tests import wire
 
 LATEST = -1
 EARLIEST = -2
@@ -41,38 +39,28 @@ class Wire:
     """One connection. Requests may be sent ahead: `send` any number, then `receive` in their order."""
 
     def __init__(self, address: str, client_id: str | None = None, timeout_s: float = 30) -> None:
-        host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout_s)
+        self._frames = wire.Wire(int(address.rpartition(":")[2]), timeout_s)
         # What is sent has arrived: nothing waits for an acknowledgement of what was sent before.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._frames.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._client_id = client_id
         self._sent: list[Any] = []
         self._next_id = 0
 
     def send(self, request: Any) -> None:
         """One of kio's requests."""
-        header = request.__header_schema__(
-            request_api_key=request.__api_key__,
-            request_api_version=request.__version__,
-            correlation_id=self._next_id,
-            client_id=self._client_id,
-        )
+        api_key, version = request.__api_key__, request.__version__
+        self._frames.send(wire.encode(api_key, version, request, self._next_id, self._client_id))
         self._next_id += 1
-        out = io.BytesIO()
-        entity_writer(type(header))(out, header)
-        entity_writer(type(request))(out, request)
-        frame = out.getvalue()
-        self._socket.sendall(struct.pack(">i", len(frame)) + frame)
         self._sent.append(request)
 
     def receive(self) -> Any:
         """The answer to the earliest request that has none. Raises `ConnectionError`, `TimeoutError`."""
         request = self._sent[0]
-        frame = self._read(struct.unpack(">i", self._read(4))[0])
-        schema = load_response_schema(int(request.__api_key__), int(request.__version__))
-        header, size = entity_reader(schema.__header_schema__)(frame, 0)
-        assert header.correlation_id == self._next_id - len(self._sent)
-        body, _ = entity_reader(schema)(frame, size)
+        answer = self._frames.receive()
+        if answer is None:
+            raise ConnectionError("the broker closed the connection")
+        answered_to, body = wire.decode(int(request.__api_key__), int(request.__version__), answer)
+        assert answered_to == self._next_id - len(self._sent)
         del self._sent[0]
         return body
 
@@ -120,18 +108,8 @@ class Wire:
         assert answer.coordinators[0].error_code is ErrorCode.none
         return int(answer.coordinators[0].node_id)
 
-    def _read(self, size: int) -> bytes:
-        chunks = []
-        while size:
-            chunk = self._socket.recv(size)
-            if not chunk:
-                raise ConnectionError("the broker closed the connection")
-            chunks.append(chunk)
-            size -= len(chunk)
-        return b"".join(chunks)
-
     def close(self) -> None:
-        self._socket.close()
+        self._frames.socket.close()
 
     def __enter__(self) -> Self:
         return self

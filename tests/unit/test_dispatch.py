@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import random
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from kio.schema.errors import ErrorCode
 
 from dray.broker import Broker, open_broker
 from dray.config import Given, load_settings
+from dray.handlers import dispatch
 from dray.handlers.rejected import REJECTED
 from dray.handlers.table import ADVERTISED, APIS
 from tests import wire
@@ -421,3 +423,54 @@ async def test_metadata_that_is_kept_is_that_of_now(client: Client, version: int
     await client.ask(20, 6, {"topics": [{"name": name, "topic_id": None}]})
     gone = (await client.ask(3, version, asked)).topics[0]
     assert gone.error_code is ErrorCode.unknown_topic_or_partition
+
+
+async def test_metadata_that_is_kept_is_bounded_whatever_its_requests_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request differs from all others, and is 50 times as large as its response."""
+    monkeypatch.setattr(dispatch, "MAX_KEPT_BYTES", 2**20)
+    async with open_broker(_settings(tmp_path)) as broker:
+        reader, writer = await Client(broker).connect()
+        held = []
+        tracemalloc.start()
+        try:
+            for number in range(2_000):
+                asked = wire.request(3, 1, {"topics": []}, client_id=f"{number:04000}")
+                writer.write(wire.framed(asked))
+                assert await wire.read_frame(reader) is not None
+                held.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+        assert held[-1] - held[0] < 3 * 2**20
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_request_that_has_to_look_for_its_topic_is_not_overtaken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D-PROD-31: the batches of one connection keep their order into offsets."""
+    async with open_broker(_settings(tmp_path)) as broker:
+        client = Client(broker)
+        await client.ask(19, 7, {"topics": [new_topic("ordered", 1)]})
+        part = {"index": 0, "records": build_batch()}
+        data = [{"name": "ordered", "partition_data": [part]}]
+        body = {"acks": -1, "timeout": timedelta(seconds=10), "topic_data": data}
+        known = broker._topics.get
+        misses = iter([True, False, True, True, False, False, True])
+        # Every other request finds nothing in the view, as after a creation elsewhere, and reads the store.
+        monkeypatch.setattr(broker._topics, "get", lambda name: None if next(misses, False) else known(name))
+        reader, writer = await client.connect()
+        for number in range(10):
+            writer.write(wire.framed(wire.request(0, 9, body, correlation_id=number)))
+        offsets = []
+        for number in range(10):
+            answer = await wire.read_frame(reader)
+            assert answer is not None
+            told, produced = wire.decode(0, 9, answer)
+            assert told == number
+            offsets.append(produced.responses[0].partition_responses[0].base_offset)
+        assert offsets == list(range(10))
+        writer.close()
+        await writer.wait_closed()
