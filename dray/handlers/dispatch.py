@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 # Responses kept: Metadata of a topic of 1,000 partitions takes 40 KB, and 20 ms to encode.
 MAX_KEPT_BYTES = 16 * 2**20
 MAX_KEPT_REQUEST_BYTES = 4_096
+# What is around a kept response and its request: measured with tracemalloc on CPython 3.11, rounded up.
+KEPT_BYTES = 512
 # Encoding more than this takes long enough for others to notice.
 INLINE_PARTITIONS = 500
 
@@ -88,10 +90,9 @@ class Dispatcher:
         kept = b"".join(buffers)[8:]
         if key is not None and key not in self._kept:
             self._kept[key] = kept
-            self._kept_bytes += len(kept)
+            self._kept_bytes += _weigh(key, kept)
             while self._kept_bytes > MAX_KEPT_BYTES:
-                _, oldest = self._kept.popitem(last=False)
-                self._kept_bytes -= len(oldest)
+                self._kept_bytes -= _weigh(*self._kept.popitem(last=False))
         return buffers
 
     def _call(self, request: Request, connection: Connection) -> Call:
@@ -114,3 +115,8 @@ class Dispatcher:
         )
         fields = rejected.answer(request.body, ErrorCode.unsupported_version)
         return Answer(encode_response(target, fields))
+
+
+def _weigh(key: _Key, kept: bytes) -> int:
+    """The request too: it may be far larger than its response, and clients can vary it as they like."""
+    return KEPT_BYTES + len(key[1]) + len(kept)
