@@ -241,6 +241,9 @@ class Connection(asyncio.Protocol):
         self._active_at = 0.0
         self.peer = "?"
         self.closed: asyncio.Future[None] = self._loop.create_future()
+        # Done when the client will send nothing more. It may have closed its end: that looks the same from
+        # here, until something is sent to it. So nothing is held back for it any longer.
+        self.ended: asyncio.Future[None] = self._loop.create_future()
         # Who holds it may begin to write to partitions: batches keep the order of their requests.
         self.produce_turn = asyncio.Lock()
         # Who holds it may wait for memory for its answer: see `handlers.table.Api.in_turn`.
@@ -273,6 +276,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         # Half-closed: what a client sent before is worked on and answered.
         self._eof = True
+        self._end()
         self._close_if_done()
         return True
 
@@ -287,8 +291,13 @@ class Connection(asyncio.Protocol):
         for pending in self._pending:
             pending.task.add_done_callback(self._give_back_unsent(pending.size))
         self._pending.clear()
+        self._end()
         if not self.closed.done():
             self.closed.set_result(None)
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def pause_writing(self) -> None:
         self._write_paused = True

@@ -64,6 +64,8 @@ class Dispatcher:
         call = self._call(request, connection)
         if api.in_turn:
             async with connection.answer_turn:
+                if connection.closed.done():
+                    return None  # a client may leave a thousand behind, each with megabytes to be read
                 reply = await api.handle(call)
         else:
             reply = await api.handle(call)

@@ -41,7 +41,7 @@ async def handle(call: Call) -> Fields | Reply:
         max_bytes=min(max(getattr(body, "max_bytes", 2**31 - 1), 0), call.services.fetch_max_bytes),
         # An error is answered at once, and so is what has been fetched so far.
         max_wait_s=body.max_wait.total_seconds() if is_complete and wants else 0.0,
-        gone=call.connection.closed,
+        gone=call.connection.ended,
     )
     got = iter(fetched.partitions)
     responses = [

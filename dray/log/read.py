@@ -117,7 +117,7 @@ class LogReader:
         max_wait_s: float,
         gone: asyncio.Future[None] | None = None,
     ) -> Fetched:
-        """Read, waiting up to `max_wait_s` for `min_bytes` in all. `gone`: nobody wants it any more.
+        """Read, waiting up to `max_wait_s` for `min_bytes` in all. `gone`: nobody waits for more.
 
         As in Kafka, what counts for `min_bytes` is what is there within each limit, not the whole batches
         that fit: those may never come to as much.

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import logging
 import random
+import socket
+import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
@@ -22,6 +24,7 @@ from dray.config import Given, load_settings
 from dray.handlers import dispatch
 from dray.handlers.rejected import REJECTED
 from dray.handlers.table import ADVERTISED, APIS
+from dray.log.read import LogReader
 from tests import wire
 from tests.batches import build_batch
 
@@ -474,3 +477,51 @@ async def test_a_request_that_has_to_look_for_its_topic_is_not_overtaken(
         assert offsets == list(range(10))
         writer.close()
         await writer.wait_closed()
+
+
+NEVER_MS = 2**31 - 1
+
+
+async def test_a_fetch_does_not_wait_for_more_once_its_client_sends_no_more(client: Client) -> None:
+    """A socket that was closed at the other end looks like that, until something is sent."""
+    reader, writer = await client.connect()
+    writer.write(wire.framed(long_fetch()))
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        assert await wire.read_frame(reader) is not None
+        assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_fetches_whose_client_has_gone_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: asyncio.Queue[None] = asyncio.Queue()
+    fetch = LogReader.fetch
+
+    async def counted(*args: Any, **more: Any) -> Any:
+        begun.put_nowait(None)
+        return await fetch(*args, **more)
+
+    monkeypatch.setattr(LogReader, "fetch", counted)
+    async with open_broker(_settings(tmp_path)) as broker:
+        client = Client(broker)
+        await client.ask(19, 7, {"topics": [new_topic("known", 2)]})
+        _, writer = await client.connect()
+        writer.write(wire.framed(long_fetch()) * 100)
+        async with asyncio.timeout(20):
+            await begun.get()
+            reset = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            writer.transport.abort()
+            assert broker._server is not None
+            while len(broker._server) > 0:
+                await asyncio.sleep(0)
+    assert begun.empty()
+
+
+def long_fetch() -> bytes:
+    topic = {"topic": "known", "partitions": [{"partition": 0, "partition_max_bytes": 2**20}]}
+    fields = {"max_wait": timedelta(milliseconds=NEVER_MS), "min_bytes": 1, "max_bytes": 2**20}
+    return wire.request(1, 12, {**fields, "topics": [topic]})
