@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import fields
 from typing import Any
 
@@ -54,6 +55,8 @@ COLLECT_EVERY_S = 600.0
 ORPHAN_AGE_MS = 3_600_000
 # A fence goes when no append of its object is conceivable any more, clocks that differ by hours included.
 FENCE_AGE_MS = 24 * 3_600_000
+# Threads and connections of the stores, the listener, objects being written.
+RESERVED_FILES = 256
 # Where no zone is set, objects are filed under this name.
 NO_ZONE = "none"
 
@@ -260,12 +263,24 @@ async def open_broker(settings: Settings) -> AsyncIterator[Broker]:
 def _limits(settings: Settings) -> NetworkLimits:
     return NetworkLimits(
         max_request_bytes=settings.network_max_request_bytes,
-        max_connections=settings.max_connections,
+        max_connections=_max_connections(settings.max_connections),
         max_inflight_bytes=settings.network_max_inflight_bytes,
         max_connection_inflight_bytes=settings.network_max_connection_inflight_bytes,
         max_idle_s=settings.connections_max_idle_ms / 1000,
         send_timeout_s=settings.network_send_timeout_ms / 1000,
     )
+
+
+def _max_connections(wanted: int) -> int:
+    """As many as are wanted, if the process may have so many files open: a store needs some, too."""
+    open_files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        open_files = most
+    possible = max(open_files - RESERVED_FILES, open_files // 2)
+    if wanted > possible:
+        log.warning("max.connections is %d here: the process may open %d files", possible, open_files)
+    return min(wanted, possible)
 
 
 def _advertised(settings: Settings, host: str, port: int) -> Address:
