@@ -516,8 +516,7 @@ async def test_fetches_whose_client_has_gone_are_not_begun(
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
             writer.transport.abort()
             assert broker._server is not None
-            while len(broker._server) > 0:
-                await asyncio.sleep(0)
+            await asyncio.gather(*(connection.closed for connection in broker._server._connections))
     assert begun.empty()
 
 
