@@ -7,7 +7,8 @@ Memory is bounded. A large frame is admitted before it is read, a small one when
 is no room, the connection is not read until there is. What was admitted keeps its room until its answer has
 left. So the bytes of all requests together stay below `max_inflight_bytes` (a single larger one is let in
 alone). A client that does not take its answers, or stops within a large request, is dropped after
-`send_timeout_s`: it holds room that others wait for.
+`send_timeout_s`: it holds room that others wait for. One that takes a large answer slowly is not, as long as
+it takes `LEAST_SENT_BYTES` in that time: it would ask for the same again, and never get further.
 
 What cannot be a Kafka request closes the connection, with one line in the log; others notice nothing.
 """
@@ -36,6 +37,8 @@ SMALL_PIECE_BYTES = 2**10
 # Requests of one connection that are worked on at once. Clients have 5 or so in flight; none needs more.
 MAX_PIPELINED = 1_000
 WRITE_HIGH_BYTES = 2**20
+# With the default timeout 140 KB/s, so that an answer of 50 MiB has left after six minutes.
+LEAST_SENT_BYTES = 4 * 2**20
 # How often to look for idle connections, as a part of the time they may be idle.
 IDLE_CHECKS = 4
 
@@ -302,9 +305,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._write_paused = True
         self._pause_or_resume()
-        self._send_timer = self._loop.call_later(
-            self._limits.send_timeout_s, self.abort, "it does not take its answers"
-        )
+        self._watch_sending()
 
     def resume_writing(self) -> None:
         self._write_paused = False
@@ -314,6 +315,20 @@ class Connection(asyncio.Protocol):
         self._sent()
         self._flush()
         self._take_frames()
+
+    def _watch_sending(self) -> None:
+        assert self._transport is not None
+        unsent_bytes = self._transport.get_write_buffer_size()
+        self._send_timer = self._loop.call_later(
+            self._limits.send_timeout_s, self._check_sending, unsent_bytes
+        )
+
+    def _check_sending(self, unsent_bytes: int) -> None:
+        assert self._transport is not None
+        if unsent_bytes - self._transport.get_write_buffer_size() < LEAST_SENT_BYTES:
+            self.abort("it does not take its answers")
+        else:
+            self._watch_sending()
 
     # --- reading
 

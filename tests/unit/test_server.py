@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dray.errors import MalformedRequest
-from dray.server import SMALL_FRAME_BYTES, Answer, Connection, NetworkLimits, Server
+from dray.server import LEAST_SENT_BYTES, SMALL_FRAME_BYTES, Answer, Connection, NetworkLimits, Server
 from tests.wire import framed, read_frame
 
 KIB = 2**10
@@ -548,6 +548,33 @@ def test_who_takes_answers_slowly_gets_them_all(run: Run) -> None:
             assert {len(frame or b"") for frame in frames} == {3 * 2**20}
 
     run(scenario())
+
+
+def test_who_takes_a_large_answer_slowly_is_not_dropped(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """What was taken of it when time is up decides."""
+    size = 6 * LEAST_SENT_BYTES
+
+    async def scenario() -> None:
+        async with bench() as one:
+            reader, writer = await one.connect(receive_bytes=16 * KIB)
+            writer.write(framed(payload(0)))
+            await one.arrival(1)
+            one.release(0, size=size)
+            await one.settle()
+            connection = one.connections[0]
+            assert connection._transport is not None
+            unsent = connection._transport.get_write_buffer_size()
+            await reader.readexactly(size - unsent + LEAST_SENT_BYTES + KIB)
+            connection._check_sending(unsent)
+            assert connection.is_open
+            unsent = connection._transport.get_write_buffer_size()
+            connection._check_sending(unsent + LEAST_SENT_BYTES - 1)
+            await connection.closed
+
+    run(scenario())
+    assert [record.getMessage() for record in caplog.records] == [
+        "connection closed: it does not take its answers"
+    ]
 
 
 def test_idle_connections_are_closed_and_waiting_ones_are_not(
