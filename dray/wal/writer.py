@@ -332,6 +332,7 @@ class _Pipeline:
     async def _upload(self, sealed: _Object) -> None:
         try:
             async with self._uploads:
+                self._leave_out_given_up(sealed)
                 await self._assemble(sealed)
                 await self._put_marker(sealed)
                 await self._put_object(sealed)
@@ -346,6 +347,12 @@ class _Pipeline:
             raise
         finally:
             self._advance()
+
+    def _leave_out_given_up(self, sealed: _Object) -> None:
+        """Batches whose callers have gone while a store was away: they will write them again."""
+        sealed.pending = [pending for pending in sealed.pending if not pending.handle.done()]
+        if not sealed.pending:
+            raise NotCommitted("nobody waits for it any more")
 
     async def _assemble(self, sealed: _Object) -> None:
         batches = sum(len(pending.batches) for pending in sealed.pending)

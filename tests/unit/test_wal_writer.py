@@ -44,7 +44,7 @@ from dray.wal.objects import (
     reference_key,
 )
 from dray.wal.orphans import OrphanCollector
-from dray.wal.writer import Committed, CommittedObject, WalWriter
+from dray.wal.writer import MAX_UPLOADS, Committed, CommittedObject, WalWriter
 from tests.batches import build_batch
 from tests.pending import pending
 
@@ -322,6 +322,27 @@ async def test_callers_wait_while_the_buffers_are_full_and_keep_their_order(
     assert starts == sorted(starts)
     assert len(starts) == room + 3
     assert writer._free_bytes == 4_000
+
+
+async def test_what_was_given_up_before_its_upload_is_not_written(
+    metadata: MemoryStore, slow: SlowObjects
+) -> None:
+    """Its caller writes it again. All there is room for may be such, after a store was away for long."""
+    writer = WalWriter(metadata, slow, zone="z", incarnation="00" * 16, target_bytes=1)
+    writes = [writer.submit(D, pending(1)) for _ in range(MAX_UPLOADS + 3)]  # each an object of its own
+    await slow.wait_for(MAX_UPLOADS)
+    writes[-3].cancel()
+    writes[-2].cancel()
+    while not writes[-1].done():
+        for gate in slow.gates:
+            if not gate.done():
+                gate.set_result(None)
+        await asyncio.sleep(0)
+    await writer.close()
+    assert len(slow.gates) == MAX_UPLOADS + 1
+    assert len(await ends(metadata, 1)) == MAX_UPLOADS + 1
+    assert writer._free_bytes == writer._max_buffer_bytes
+    assert await metadata.scan(D, STAGING, limit=10) == []
 
 
 async def test_more_than_fits_at_all_is_refused(writer: WalWriter) -> None:
