@@ -17,7 +17,7 @@ from dray.errors import MalformedRequest, UnsupportedRequest
 from dray.handlers.api_versions import API_VERSIONS, FALLBACK_VERSION, unknown_version
 from dray.handlers.call import Call, Reply, Services, Stable
 from dray.handlers.rejected import REJECTED
-from dray.handlers.table import APIS
+from dray.handlers.table import APIS, Api
 from dray.protocol.codec import Buffer, Fields, Request, Target, decode_request, encode_response, peek
 from dray.routing import parse_client_id
 from dray.server import Answer, Connection
@@ -33,8 +33,9 @@ KEPT_BYTES = 512
 # Encoding more than this takes long enough for others to notice.
 INLINE_PARTITIONS = 500
 
-# What a kept response was the answer to: the request but for its correlation id, the brokers and the topics.
-_Key: TypeAlias = tuple[bytes, bytes, int, int]
+# What a kept response was the answer to: API and version, the client's zone, the request behind its client
+# id, the brokers and the topics. Nothing else of a client matters, and many ask the same when they start.
+_Key: TypeAlias = tuple[bytes, str | None, bytes, int, int]
 
 
 class Dispatcher:
@@ -42,6 +43,9 @@ class Dispatcher:
         self._services = services
         self._kept: OrderedDict[_Key, bytes] = OrderedDict()  # without length and correlation id
         self._kept_bytes = 0
+        self._making: dict[_Key, asyncio.Event] = {}  # those who ask for the same wait for it
+        # Held while a large response is encoded: several threads at once would leave the loop no time.
+        self._encoding = asyncio.Lock()
 
     async def handle(self, frame: bytes, connection: Connection) -> Answer | None:
         """Raises `MalformedRequest` where only closing the connection helps."""
@@ -56,9 +60,25 @@ class Dispatcher:
                 return Answer(encode_response(fallback, unknown_version(own)))
             raise MalformedRequest(f"{api.name} version {target.version} is not served", 2)
         key = self._key(frame) if api.is_kept else None
-        if key is not None and (kept := self._kept.get(key)) is not None:
+        if key is None:
+            return await self._answer(api, target, frame, connection, None)
+        if key not in self._kept and (making := self._making.get(key)) is not None:
+            await making.wait()  # once: where it was not kept, all go on side by side
+        kept = self._kept.get(key)
+        if kept is not None:
             self._kept.move_to_end(key)
             return Answer([(len(kept) + 4).to_bytes(4) + frame[4:8], kept])
+        self._making[key] = making = asyncio.Event()
+        try:
+            return await self._answer(api, target, frame, connection, key)
+        finally:
+            making.set()
+            if self._making.get(key) is making:
+                del self._making[key]
+
+    async def _answer(
+        self, api: Api, target: Target, frame: bytes, connection: Connection, key: _Key | None
+    ) -> Answer | None:
         request = decode_request(frame)
         del frame  # its records were copied out; do not hold them twice
         call = self._call(request, connection)
@@ -80,15 +100,24 @@ class Dispatcher:
     def _key(self, frame: bytes) -> _Key | None:
         if len(frame) > MAX_KEPT_REQUEST_BYTES:
             return None
+        size = int.from_bytes(frame[8:10], signed=True)
+        end = 10 + max(size, 0)
+        try:
+            zone = parse_client_id(frame[10:end].decode())
+        except UnicodeDecodeError:
+            return None
+        if size < -1 or end > len(frame):
+            return None
         services = self._services
-        return frame[:4], frame[8:], services.brokers.revision, services.topics.revision
+        return frame[:4], zone, frame[end:], services.brokers.revision, services.topics.revision
 
     async def _encode_and_keep(self, key: _Key | None, target: Target, fields: Fields) -> list[Buffer]:
         partitions = sum(len(topic["partitions"]) for topic in fields["topics"])
         if partitions <= INLINE_PARTITIONS:
             buffers = encode_response(target, fields)
         else:
-            buffers = await asyncio.to_thread(encode_response, target, fields)
+            async with self._encoding:
+                buffers = await asyncio.to_thread(encode_response, target, fields)
         kept = b"".join(buffers)[8:]
         if key is not None and key not in self._kept:
             self._kept[key] = kept
@@ -121,4 +150,5 @@ class Dispatcher:
 
 def _weigh(key: _Key, kept: bytes) -> int:
     """The request too: it may be far larger than its response, and clients can vary it as they like."""
-    return KEPT_BYTES + len(key[1]) + len(kept)
+    _, zone, request, *_ = key
+    return KEPT_BYTES + len(zone or "") + len(request) + len(kept)

@@ -25,6 +25,7 @@ from dray.handlers import dispatch
 from dray.handlers.rejected import REJECTED
 from dray.handlers.table import ADVERTISED, APIS
 from dray.log.read import LogReader
+from dray.protocol.codec import encode_response
 from tests import wire
 from tests.batches import build_batch
 
@@ -428,6 +429,28 @@ async def test_metadata_that_is_kept_is_that_of_now(client: Client, version: int
     assert gone.error_code is ErrorCode.unknown_topic_or_partition
 
 
+async def test_clients_that_start_together_share_one_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made for each of them, it would keep all others waiting for seconds where there are many partitions."""
+    await client.ask(19, 7, {"topics": [new_topic("shared", 600)]})
+    encoded = []
+
+    def counted(*args: Any) -> Any:
+        encoded.append(args)
+        return encode_response(*args)
+
+    monkeypatch.setattr(dispatch, "encode_response", counted)
+    fields = wire.fitting(load_request_schema(3, 9), {"topics": [{"name": "shared"}]})
+    named = ("one", "another", None, "zone_id=z")
+    asked = [wire.request(3, 9, fields, correlation_id=n, client_id=name) for n, name in enumerate(named)]
+    answers = await asyncio.gather(*map(client.exchange, asked))
+    told = [wire.decode(3, 9, answer or b"") for answer in answers]
+    assert [correlation_id for correlation_id, _ in told] == [0, 1, 2, 3]
+    assert all(len(body.topics[0].partitions) == 600 for _, body in told)
+    assert len(encoded) == 2  # one more for those of the zone
+
+
 async def test_metadata_that_is_kept_is_bounded_whatever_its_requests_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,7 +462,7 @@ async def test_metadata_that_is_kept_is_bounded_whatever_its_requests_are(
         tracemalloc.start()
         try:
             for number in range(2_000):
-                asked = wire.request(3, 1, {"topics": []}, client_id=f"{number:04000}")
+                asked = wire.request(3, 1, {"topics": []}, client_id=f"zone_id={number:03900}")
                 writer.write(wire.framed(asked))
                 assert await wire.read_frame(reader) is not None
                 held.append(tracemalloc.get_traced_memory()[0])
