@@ -328,8 +328,9 @@ class SqliteStore:
             first, rows = await self._read(lambda db: _page_of_log(db, self._seen_revision, watched))  # noqa: B023
             if first is None:
                 return
-            if first != self._seen_revision + 1:
-                for _, _, feed in self._feeds:
+            for domain, _, feed in self._feeds:
+                # Also for those that came while this was read: it left out what is for them.
+                if first != self._seen_revision + 1 or domain not in watched:
                     feed.gap()
             for revision, domain, changes in rows:
                 self._publish(domain, changes)

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,6 +179,27 @@ async def test_a_watcher_behind_the_kept_log_gets_a_gap(
             while not (events and isinstance(events[-1], Changes) and _names(events[-1], "k19")):
                 events.append(await anext(watch))
     assert Gap() in events
+
+
+async def test_a_watch_that_begins_while_the_log_is_read_misses_nothing(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That read leaves out what nobody watched when it was begun, and may bring what came after."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    read = store._read
+
+    async def held(work: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await read(work)
+
+    monkeypatch.setattr(store, "_read", held)
+    await store.put(D + 1, "elsewhere", b"")
+    await begun.wait()
+    async with store.watch(D) as watch, asyncio.timeout(10):
+        version = await store.put(D, "k", b"")
+        go_on.set()
+        assert await anext(watch) in (Gap(), Changes((KeyChange("k", version),)))
 
 
 def _names(event: Changes, key: str) -> bool:
