@@ -50,11 +50,6 @@ from dray.topics.record import decode_topic, topic_key
 from dray.wal.inspect import as_json, as_table, inspect_object, read_object
 from dray.workers import run_workers
 
-try:
-    from uvloop import run
-except ImportError:  # where it does not exist
-    run = asyncio.run  # type: ignore[assignment]
-
 # How long the end of a broker waits for threads that have nothing left to do.
 THREADS_S = 0.5
 
@@ -106,10 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load_settings(getattr(arguments, "config", None), given)
         if command is _broker and settings.workers > 1:
             return run_workers(settings, list(sys.argv[1:] if argv is None else argv))
-        code = run(command(settings, arguments))
         if command is _broker:
+            code = _run_fast(command(settings, arguments))
             _leave_hanging_threads(code)
-        return code
+            return code
+        return asyncio.run(command(settings, arguments))
     except ConfigError as error:
         return _fail(2, str(error))
     except DrayError as error:
@@ -243,6 +239,14 @@ async def _broker(settings: Settings, arguments: argparse.Namespace) -> int:
     except OSError as error:
         return _fail(1, f"cannot listen on {settings.listen}: {error.strerror or error}")
     return 0
+
+
+def _run_fast(work: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:  # where it does not exist
+        return asyncio.run(work)
+    return uvloop.run(work)
 
 
 def _leave_hanging_threads(code: int) -> None:
