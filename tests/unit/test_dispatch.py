@@ -21,7 +21,7 @@ from kio.schema.errors import ErrorCode
 
 from dray.broker import Broker, open_broker
 from dray.config import Given, load_settings
-from dray.handlers import dispatch
+from dray.handlers import dispatch, kept
 from dray.handlers.rejected import REJECTED
 from dray.handlers.table import ADVERTISED, APIS
 from dray.log.read import LogReader
@@ -455,7 +455,7 @@ async def test_metadata_that_is_kept_is_bounded_whatever_its_requests_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each request differs from all others, and is 50 times as large as its response."""
-    monkeypatch.setattr(dispatch, "MAX_KEPT_BYTES", 2**20)
+    monkeypatch.setattr(kept, "MAX_KEPT_BYTES", 2**20)
     async with open_broker(_settings(tmp_path)) as broker:
         reader, writer = await Client(broker).connect()
         held = []
