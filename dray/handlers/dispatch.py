@@ -48,23 +48,20 @@ class Dispatcher:
                 return Answer(encode_response(fallback, unknown_version(own)))
             raise MalformedRequest(f"{api.name} version {target.version} is not served", 2)
         key = self._key(frame) if api.is_kept else None
-        if key is None:
-            return await self._answer(api, target, frame, connection, None)
-        kept = await self._kept.take(key, frame)
-        if kept is not None:
+        if key is not None and (kept := await self._kept.take(key, target.correlation_id)) is not None:
             return Answer(kept)
+        call = self._call(decode_request(frame), connection)
+        del frame  # its records were copied out; do not hold them twice
+        if key is None:
+            return await self._answer(api, target, call, None)
         making = self._kept.begin(key)
         try:
-            return await self._answer(api, target, frame, connection, key)
+            return await self._answer(api, target, call, key)
         finally:
             self._kept.end(key, making)
 
-    async def _answer(
-        self, api: Api, target: Target, frame: bytes, connection: Connection, key: Key | None
-    ) -> Answer | None:
-        request = decode_request(frame)
-        del frame  # its records were copied out; do not hold them twice
-        call = self._call(request, connection)
+    async def _answer(self, api: Api, target: Target, call: Call, key: Key | None) -> Answer | None:
+        connection = call.connection
         if api.in_turn:
             async with connection.answer_turn:
                 if connection.closed.done():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from struct import Struct
 from typing import TypeAlias
 
 from dray.protocol.codec import Buffer
@@ -19,6 +20,9 @@ MAX_KEPT_BYTES = 16 * 2**20
 MAX_REQUEST_BYTES = 4_096
 # What is around a kept response and its request: measured with tracemalloc on CPython 3.11, rounded up.
 OVERHEAD_BYTES = 512
+
+# Of a framed response: its length, and what it answers to.
+_START = Struct(">ii")
 
 # What a response was the answer to: API and version, the client's zone, the request behind its client id, and
 # the revisions of brokers and topics. Nothing else of a client matters.
@@ -31,15 +35,15 @@ class KeptResponses:
         self._size_bytes = 0
         self._making: dict[Key, asyncio.Event] = {}
 
-    async def take(self, key: Key, frame: bytes) -> list[Buffer] | None:
-        """The response to this request. None: make it, between `begin` and `end`."""
+    async def take(self, key: Key, correlation_id: int) -> list[Buffer] | None:
+        """The response to such a request. None: make it, between `begin` and `end`."""
         if key not in self._responses and (making := self._making.get(key)) is not None:
             await making.wait()  # once: where it was not kept, all go on side by side
         kept = self._responses.get(key)
         if kept is None:
             return None
         self._responses.move_to_end(key)
-        return [(len(kept) + 4).to_bytes(4) + frame[4:8], kept]
+        return [_START.pack(len(kept) + 4, correlation_id), kept]
 
     def begin(self, key: Key) -> asyncio.Event:
         self._making[key] = making = asyncio.Event()
@@ -53,7 +57,7 @@ class KeptResponses:
     def keep(self, key: Key, buffers: Sequence[Buffer]) -> None:
         if key in self._responses:
             return
-        kept = b"".join(buffers)[8:]
+        kept = b"".join(buffers)[_START.size :]
         self._responses[key] = kept
         self._size_bytes += _weigh(key, kept)
         while self._size_bytes > MAX_KEPT_BYTES:

@@ -8,6 +8,7 @@ import logging
 import random
 import socket
 import struct
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
@@ -547,3 +548,35 @@ def long_fetch() -> bytes:
     topic = {"topic": "known", "partitions": [{"partition": 0, "partition_max_bytes": 2**20}]}
     fields = {"max_wait": timedelta(milliseconds=NEVER_MS), "min_bytes": 1, "max_bytes": 2**20}
     return wire.request(1, 12, {**fields, "topics": [topic]})
+
+
+async def test_a_request_that_waits_is_not_held_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records were copied out of the frame: keeping that as well would double what producers take."""
+    async with open_broker(_settings(tmp_path)) as broker:
+        client = Client(broker)
+        await client.ask(19, 7, {"topics": [new_topic("once", 1)]})
+        server = broker._server
+        assert server is not None
+        frames: list[bytes] = []
+        holders: list[int] = []
+        handle, append = server.handle, broker._writer.submit
+
+        async def watched(frame: bytes, connection: Any) -> Any:
+            frames.append(frame)
+            work = handle(frame, connection)
+            del frame
+            return await work
+
+        def submit(*arguments: Any) -> Any:
+            done = append(*arguments)
+            done.add_done_callback(lambda _: holders.append(sys.getrefcount(frames[-1])))
+            return done
+
+        monkeypatch.setattr(server, "handle", watched)
+        monkeypatch.setattr(broker._writer, "submit", submit)
+        part = {"index": 0, "records": build_batch()}
+        data = [{"name": "once", "partition_data": [part]}]
+        await client.ask(0, 9, {"acks": -1, "timeout": timedelta(seconds=10), "topic_data": data})
+        assert holders == [2]  # the list, and the call that counts
