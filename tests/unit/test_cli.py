@@ -215,7 +215,14 @@ def test_interrupt_exits_130(tmp_path: Path) -> None:
         silent.settimeout(20)
         url = f"etcd://127.0.0.1:{silent.getsockname()[1]}"
         command = [sys.executable, "-m", "dray", "admin", "cluster", "show", "--metadata", url]
-        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell starts what it runs in the background with interrupts ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as process:
             connection, _ = silent.accept()
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=10)
