@@ -220,7 +220,7 @@ def test_interrupt_exits_130(tmp_path: Path) -> None:
             cwd=tmp_path,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell starts what it runs in the background with interrupts ignored, and children inherit that.
+            # A shell ignores interrupts for what it runs in the background, and children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:
             connection, _ = silent.accept()
