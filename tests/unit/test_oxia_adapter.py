@@ -542,6 +542,8 @@ async def test_closing_ends_calls_that_wait_for_a_server(tmp_path: Path, root: s
     server.start()
     store = await OxiaStore.open(server.address, "default", root, timeout_s=2)
     server.kill()
+    with pytest.raises(Unavailable):  # by then the connection is known to be gone
+        await store.get(0, "key")
     contexts = [store.watch(5), store.session(2_000)]
     calls = [
         store.get(0, "key"),
