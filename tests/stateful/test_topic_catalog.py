@@ -115,8 +115,14 @@ class Brokers:
         self._stores.append(store)
         topics = catalog(store, new_stream_id=lambda: self.draw(STREAM_IDS, label="stream id"))
         task = asyncio.create_task(self._run(operation, topics))
-        task.add_done_callback(lambda _: self._arrived.set())
+        task.add_done_callback(self._is_through)
         self._tasks.append(task)
+
+    def _is_through(self, task: asyncio.Task[None]) -> None:
+        # `go` raises what it ended in, unless Hypothesis gives the example up first: then nobody asks.
+        if not task.cancelled():
+            task.exception()
+        self._arrived.set()
 
     async def _run(self, operation: Operation, topics: TopicCatalog) -> None:
         with suppress(DiedError, OutcomeUnknown, Unavailable, TopicExists, UnknownTopic, InvalidPartitions):
