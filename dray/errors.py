@@ -12,8 +12,11 @@ DrayError
 │   ├── DecompressedTooLarge leave the records inside alone: they are more than may be held in memory
 │   ├── InvalidRecords       the batch contradicts itself, or is not a client's to write
 │   ├── InvalidTimestamp     its timestamps are not a client's to set
-│   ├── IdempotentBatch      Dray cannot tell this producer's duplicates yet
 │   └── TransactionalBatch   Dray has no transactions
+├── SequenceError            the batch is not the next one of its producer; nothing of it counts
+│   ├── OutOfOrderSequence   batches before it are missing: send those first
+│   ├── StaleEpoch           the producer goes on under a newer epoch
+│   └── UnknownProducer      nothing is known of the producer, or no longer: begin at sequence 0
 ├── NotOwner                 ask the broker that owns the partition
 ├── FutureEpoch              the client knows of a leader that there never was
 ├── BadRequest               the request contradicts itself, or asks for what Dray does not do
@@ -37,6 +40,7 @@ DrayError
 │   └── InvalidTopicConfig   correct the config it names
 ├── NodeIdTaken              give this broker another node id, or none
 ├── NotCommitted             nothing was written, nor will be: the client may retry
+├── ReadAgain                the index was changed while it was read, and says nothing yet
 ├── CommitUnknown            it may be written: the client may retry, and may get it twice
 └── MetadataError
     ├── VersionConflict      another writer won: read again before retrying
@@ -133,12 +137,24 @@ class InvalidTimestamp(InvalidBatch):
     """LogAppendTime, which is the broker's to set, or a negative time. INVALID_TIMESTAMP."""
 
 
-class IdempotentBatch(InvalidBatch):
-    """From a producer with an id. INVALID_REQUEST."""
-
-
 class TransactionalBatch(InvalidBatch):
     """Part of a transaction. INVALID_REQUEST."""
+
+
+class SequenceError(DrayError):
+    """The fold's verdict on a batch that is neither ok nor a duplicate."""
+
+
+class OutOfOrderSequence(SequenceError):
+    """OUT_OF_ORDER_SEQUENCE_NUMBER."""
+
+
+class StaleEpoch(SequenceError):
+    """INVALID_PRODUCER_EPOCH."""
+
+
+class UnknownProducer(SequenceError):
+    """UNKNOWN_PRODUCER_ID."""
 
 
 class NotOwner(DrayError):
@@ -202,6 +218,13 @@ class WrongDomain(WalFormatError):
 
 class NotCommitted(DrayError):
     """A write came to nothing, for certain. Its cause says why."""
+
+
+class ReadAgain(DrayError):
+    """An entry does not continue what was folded. It says nothing about a batch (protocol 17).
+
+    Read again from the end of the fold; if that does not help, from the newest snapshot.
+    """
 
 
 class CommitUnknown(DrayError):

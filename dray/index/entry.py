@@ -6,10 +6,15 @@ its position is known. `Placed` is an entry together with where it stands.
 The superseding rule (`live`): an entry is dead when a later one starts at or before its start. A swap
 replaces the end of a run first and deletes the rest afterwards, so readers that apply the rule get the same
 answer whatever a crash has left.
+
+Not every batch of a chunk is there for readers (`WalChunk.is_served`): one of 0 records was left out when the
+object was committed, and one with a stored verdict other than ok is void, but keeps its offsets. Whether an
+entry says all of that already is `is_decided`.
 """
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +34,29 @@ FORMAT = 1
 BATCH_PREFIX_BYTES = 4
 NO_PRODUCER = -1
 _SEQUENCES = "streams/"
+
+
+class Kind(enum.Enum):
+    """What the fold says of a batch (`dray.index.fold`)."""
+
+    OK = "ok"
+    DUPLICATE = "duplicate"
+    OUT_OF_ORDER = "out of order"
+    STALE_EPOCH = "stale epoch"
+    UNKNOWN_PRODUCER = "unknown producer"
+    LEFT_OUT = "left out"
+
+
+# As they are stored, from 1 on: add at the end, never reorder.
+KINDS = (
+    Kind.OK,
+    Kind.DUPLICATE,
+    Kind.OUT_OF_ORDER,
+    Kind.STALE_EPOCH,
+    Kind.UNKNOWN_PRODUCER,
+    Kind.LEFT_OUT,
+)
+_CODES = {kind: number for number, kind in enumerate(KINDS, 1)}
 
 
 class Producer(NamedTuple):
@@ -57,14 +85,26 @@ class WalChunk:
     chunk_offset: int
     chunk_length: int
     batches: tuple[BatchIndex, ...]
-    # Derived: the end of each batch, in records from the start of the entry; what finds a batch.
+    verdicts: tuple[Kind, ...] = ()  # one per batch, or none where they are not stored
+    # Derived: whether some batch has a producer; whether every batch is there for readers; the end of each
+    # batch, in records from the start of the entry; what finds a batch.
+    has_producers: bool = field(init=False, repr=False, compare=False)
+    serves_all: bool = field(init=False, repr=False, compare=False)
     _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        has_producers = any(b.producer is not None for b in self.batches)
+        object.__setattr__(self, "has_producers", has_producers)
+        serves_all = all(b.records for b in self.batches) and all(v is Kind.OK for v in self.verdicts)
+        object.__setattr__(self, "serves_all", serves_all)
         object.__setattr__(self, "_ends", tuple(accumulate(b.records for b in self.batches)))
         sizes = accumulate((BATCH_PREFIX_BYTES + b.size_bytes for b in self.batches), initial=0)
         object.__setattr__(self, "_offsets", tuple(at + BATCH_PREFIX_BYTES for at in sizes)[:-1])
+
+    def is_served(self, number: int) -> bool:
+        """Whether readers get that batch, as far as is decided."""
+        return self.batches[number].records > 0 and (not self.verdicts or self.verdicts[number] is Kind.OK)
 
     def batch_at(self, delta: int) -> int:
         """The number of the batch that holds the record `delta` behind the start of the entry."""
@@ -132,6 +172,18 @@ class Placed:
         return self.end_offset - self.entry.records
 
 
+def is_decided(placed: Placed, incarnation: str) -> bool:
+    """Whether the entry says of each batch if it is void. `incarnation` is the cluster's.
+
+    It does if it starts where its writer expected, who then had folded all before it and left out what was
+    not ok; or if verdicts were stored since; or if the question does not arise.
+    """
+    entry, where = placed.entry, placed.entry.where
+    if not isinstance(where, WalChunk) or where.verdicts or not where.has_producers:
+        return True
+    return entry.expected_start == placed.start_offset and entry.incarnation == incarnation
+
+
 def live(entries: Sequence[Placed]) -> list[Placed]:
     """Those that no later one supersedes, in order."""
     kept: list[Placed] = []
@@ -188,6 +240,7 @@ def encode(entry: IndexEntry) -> bytes:
                 wal.producer_id.extend([p.id for p in producers])
                 wal.producer_epoch.extend([p.epoch for p in producers])
                 wal.base_sequence.extend([p.base_sequence for p in producers])
+            wal.verdict.extend([_CODES[kind] for kind in chunk.verdicts])
         case ParquetFile() as file:
             message.parquet.file_id = file.file_id.bytes
             message.parquet.path = file.path
@@ -198,6 +251,12 @@ def encode(entry: IndexEntry) -> bytes:
         case Void() as void:
             message.void.object_id = void.object_id.bytes
     return message.SerializeToString(deterministic=True)
+
+
+def with_expected_start(value: bytes, start: int) -> bytes:
+    """An encoded entry that states none, stating one. Cheap: fields of protobuf may come in any order."""
+    message = pb.IndexEntry(expected_start=start)
+    return value + message.SerializeToString()
 
 
 def decode(value: bytes) -> IndexEntry:
@@ -265,6 +324,15 @@ def _wal_chunk(message: pb.IndexEntry) -> WalChunk:
         )
     if sum(wal.batch_bytes) + count * BATCH_PREFIX_BYTES != wal.chunk_length:
         raise CorruptStore(f"an index entry of stream {message.stream_id:016x} has batches of another length")
+    if len(wal.verdict) not in (0, count):
+        raise CorruptStore(
+            f"an index entry of stream {message.stream_id:016x} has {len(wal.verdict)} verdicts"
+        )
+    if any(not 1 <= code <= len(KINDS) for code in wal.verdict):
+        raise IncompatibleStore(
+            f"an index entry of stream {message.stream_id:016x} has a verdict that this Dray does not know"
+        )
+    verdicts = tuple(KINDS[code - 1] for code in wal.verdict)
     owners: Iterable[Producer | None] = [None] * count
     if wal.producer_id:
         columns_of_producers = zip(wal.producer_id, wal.producer_epoch, wal.base_sequence, strict=True)
@@ -280,7 +348,7 @@ def _wal_chunk(message: pb.IndexEntry) -> WalChunk:
             strict=True,
         )
     )
-    return WalChunk(_uuid(wal.object_id), wal.path, wal.chunk_offset, wal.chunk_length, batches)
+    return WalChunk(_uuid(wal.object_id), wal.path, wal.chunk_offset, wal.chunk_length, batches, verdicts)
 
 
 def _int64(number: int) -> int:

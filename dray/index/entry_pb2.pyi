@@ -107,6 +107,7 @@ class WalChunk(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     BASE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     object_id: _builtins.bytes
     path: _builtins.str
     chunk_offset: _builtins.int
@@ -114,7 +115,9 @@ class WalChunk(_message.Message):
     @_builtins.property
     def batch_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def batch_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def batch_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """0: the batch was left out when its object was committed. It has no offsets and is not there."""
+
     @_builtins.property
     def batch_min_timestamp(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Relative to min_timestamp_ms of the entry, modulo 2^64."""
@@ -127,6 +130,12 @@ class WalChunk(_message.Message):
     def producer_epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def base_sequence(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def verdict(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What became of each batch, written later, where the store did not ensure that the entry starts at its
+        expected start: 1 ok, 2 duplicate, 3 out of order, 4 stale epoch, 5 unknown producer, 6 left out.
+        """
+
     def __init__(
         self,
         *,
@@ -141,10 +150,11 @@ class WalChunk(_message.Message):
         producer_id: _abc.Iterable[_builtins.int] | None = ...,
         producer_epoch: _abc.Iterable[_builtins.int] | None = ...,
         base_sequence: _abc.Iterable[_builtins.int] | None = ...,
+        verdict: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_sequence", b"base_sequence", "batch_bytes", b"batch_bytes", "batch_max_timestamp", b"batch_max_timestamp", "batch_min_timestamp", b"batch_min_timestamp", "batch_records", b"batch_records", "chunk_length", b"chunk_length", "chunk_offset", b"chunk_offset", "object_id", b"object_id", "path", b"path", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_sequence", b"base_sequence", "batch_bytes", b"batch_bytes", "batch_max_timestamp", b"batch_max_timestamp", "batch_min_timestamp", b"batch_min_timestamp", "batch_records", b"batch_records", "chunk_length", b"chunk_length", "chunk_offset", b"chunk_offset", "object_id", b"object_id", "path", b"path", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

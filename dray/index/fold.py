@@ -39,7 +39,6 @@ told, and where snapshots are kept.
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,8 +46,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
-from dray.errors import CorruptStore, DrayError, IncompatibleStore
-from dray.index.entry import Placed, Producer, Void, WalChunk
+from dray.errors import CorruptStore, IncompatibleStore, ReadAgain
+from dray.index.entry import Kind, Placed, Producer, Void, WalChunk
 
 # Raised with any change that could give a batch another verdict or a state other bytes.
 VERSION = 1
@@ -60,31 +59,6 @@ KEPT_BATCHES = 5
 # smallest limit of a store (1.25 MiB).
 MAX_PRODUCERS = 10_000
 SEQUENCES = 2**31
-
-
-class ReadAgain(DrayError):
-    """The entry does not continue what was folded. It says nothing about a batch (protocol 17).
-
-    Read again from the end of the fold; if that does not help, from the newest snapshot.
-    """
-
-    def __init__(self, placed: Placed, end: int) -> None:
-        kind = type(placed.entry.where).__name__
-        super().__init__(
-            f"stream {placed.entry.stream_id:016x} is folded up to {end}: it cannot go on with"
-            f" a {kind} from {placed.start_offset} to {placed.end_offset}"
-        )
-        self.placed = placed
-        self.end = end
-
-
-class Kind(enum.Enum):
-    OK = "ok"
-    DUPLICATE = "duplicate"
-    OUT_OF_ORDER = "out of order"
-    STALE_EPOCH = "stale epoch"
-    UNKNOWN_PRODUCER = "unknown producer"
-    LEFT_OUT = "left out"
 
 
 class Verdict(NamedTuple):
@@ -189,7 +163,7 @@ class Fold(_Folding):
             return None
         where = placed.entry.where
         if placed.start_offset != self.end or not isinstance(where, WalChunk | Void):
-            raise ReadAgain(placed, self.end)
+            raise ReadAgain(_torn(placed, self.end))
         self.clock_ms = max(self.clock_ms, placed.entry.created_at_ms)
         batches = where.batches if isinstance(where, WalChunk) else ()
         verdicts = self._fold(
@@ -372,6 +346,14 @@ def _after(
     before = known.batches if known is not None and known.epoch == producer.epoch else ()
     batch = OkBatch(producer.base_sequence, records, offset)
     return ProducerState(producer.epoch, clock_ms, (*before[-(KEPT_BATCHES - 1) :], batch))
+
+
+def _torn(placed: Placed, end: int) -> str:
+    kind = type(placed.entry.where).__name__
+    return (
+        f"stream {placed.entry.stream_id:016x} is folded up to {end}: it cannot go on with"
+        f" a {kind} from {placed.start_offset} to {placed.end_offset}"
+    )
 
 
 def _is_sound(fold: Fold) -> bool:

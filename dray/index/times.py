@@ -10,7 +10,7 @@ a lookup fail: it counts as one record at its first offset, with the time of its
 
 Bytes are read by the caller's `read_batch`, which is given an entry that is a `WalChunk` and the number of a
 batch in it. What it raises goes through. Parquet files are not looked into yet: a lookup that would have to
-fails with `DrayError`. All other kinds of entries hold no records.
+fails with `DrayError`. All other kinds of entries hold no records, nor do void batches.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def _candidates(placed: Placed, end_offset: int | None) -> Iterator[_Candidate]:
         offset = placed.start_offset + where.batch_start(number)
         if end_offset is not None and offset >= end_offset:
             return
-        yield _Candidate(batch.max_timestamp_ms, -offset, placed, number)
+        if where.is_served(number):
+            yield _Candidate(batch.max_timestamp_ms, -offset, placed, number)
 
 
 def _newness(found: Found) -> tuple[int, int]:

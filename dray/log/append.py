@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dray.errors import IdempotentBatch, InvalidTimestamp, UnsupportedCodec
-from dray.index.entry import stream_domain
+from dray.errors import InvalidRecords, InvalidTimestamp, UnsupportedCodec
+from dray.index.entry import Producer, stream_domain
 from dray.protocol.records import NO_TIMESTAMP, Batch, split_batches, stamp_append_time
 from dray.topics.configs import TimestampType, TopicConfigs
 from dray.wal.batcher import PendingBatch
@@ -54,8 +54,13 @@ class LogAppender:
         append_time_ms = now_ms if stamps else None
         if stamps:
             batches = _stamped(payload, batches, now_ms)
+        if len(batches) > 1 and any(batch.producer_id >= 0 for batch in batches):
+            # One answer stands for one batch: whether it is a duplicate, and of which offset.
+            raise InvalidRecords("an idempotent producer sends one batch per partition and request", 0)
         pending = [
-            PendingBatch(stream_id, batch.data, batch.records, *_time_range(batch, append_time_ms))
+            PendingBatch(
+                stream_id, batch.data, batch.records, *_time_range(batch, append_time_ms), _producer(batch)
+            )
             for batch in batches
         ]
         domain = stream_domain(stream_id, self._num_domains)
@@ -65,8 +70,12 @@ class LogAppender:
 def _check(batch: Batch, at: int, allows_zstd: bool) -> None:
     if not allows_zstd and batch.codec == "zstd":
         raise UnsupportedCodec("zstd needs Produce version 7 or later (KIP-110)", at)
-    if batch.producer_id >= 0:
-        raise IdempotentBatch("idempotent producers are not supported: set enable.idempotence=false", at)
+
+
+def _producer(batch: Batch) -> Producer | None:
+    if batch.producer_id < 0:
+        return None
+    return Producer(batch.producer_id, batch.producer_epoch, batch.base_sequence)
 
 
 def _check_time(batch: Batch, at: int, now_ms: int, configs: TopicConfigs) -> None:

@@ -15,12 +15,33 @@ from dray.protocol.records import HEADER_BYTES
 
 
 class Span(NamedTuple):
-    """Adjacent batches of one entry: [first, last). An entry without a chunk is one batch of nothing."""
+    """Adjacent batches of one entry: [first, last). All of them are served, or it is one of nothing.
+
+    Of nothing are a void batch, and an entry without a chunk: a range of offsets that has no records.
+    """
 
     placed: Placed
     first: int
     last: int
     size_bytes: int
+
+    @property
+    def chunk(self) -> WalChunk | None:
+        """Where its bytes are; None for nothing."""
+        where = self.placed.entry.where
+        return where if isinstance(where, WalChunk) and where.is_served(self.first) else None
+
+    @property
+    def start_offset(self) -> int:
+        where = self.placed.entry.where
+        skipped = where.batch_start(self.first) if isinstance(where, WalChunk) else 0
+        return self.placed.start_offset + skipped
+
+    @property
+    def records(self) -> int:
+        """Of a span of nothing: how many offsets it stands for."""
+        where = self.placed.entry.where
+        return where.batches[self.first].records if isinstance(where, WalChunk) else self.placed.entry.records
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +92,49 @@ def cut(available: Available, max_bytes: int, *, at_least_one: bool) -> list[Spa
     left = max_bytes
     for placed in available.entries:
         where = placed.entry.where
-        if isinstance(where, WalChunk):
-            first = where.batch_at(max(available.offset - placed.start_offset, 0))
-            last, size = first, 0
-            for batch in where.batches[first:]:
-                if size + batch.size_bytes > left and not (at_least_one and not spans and last == first):
-                    break
-                size += batch.size_bytes
-                last += 1
-            whole = last == len(where.batches)
+        if not isinstance(where, WalChunk):
+            whole = left >= HEADER_BYTES or (at_least_one and not spans)
+            of_entry = [Span(placed, 0, 1, HEADER_BYTES)] if whole else []
         else:
-            first, last, size = 0, 1, HEADER_BYTES
-            whole = size <= left or (at_least_one and not spans)
-            last = 1 if whole else 0
-        if last > first:
-            spans.append(Span(placed, first, last, size))
-            left -= size
+            first = where.batch_at(max(available.offset - placed.start_offset, 0))
+            of_entry, whole = _cut_chunk(placed, where, first, left, at_least_one and not spans)
+        spans += of_entry
+        left -= size_of(of_entry)
         if not whole:
             break
     return spans
+
+
+def batch_bytes(chunk: WalChunk, number: int) -> int:
+    """What a reader gets of a batch."""
+    batch = chunk.batches[number]
+    if chunk.is_served(number):
+        return batch.size_bytes
+    return HEADER_BYTES if batch.records else 0
+
+
+def _cut_chunk(
+    placed: Placed, chunk: WalChunk, first: int, left: int, at_least_one: bool
+) -> tuple[list[Span], bool]:
+    """The batches from `first` on that fit, and whether these are all. Those left out are passed over."""
+    spans: list[Span] = []
+    begin, size = first, 0  # of the span that is growing
+    for number in range(first, len(chunk.batches)):
+        is_served = chunk.serves_all or chunk.is_served(number)
+        added = chunk.batches[number].size_bytes if is_served else batch_bytes(chunk, number)
+        if size + added > left and not (at_least_one and not spans and size == 0):
+            if size:
+                spans.append(Span(placed, begin, number, size))
+            return spans, False
+        if is_served:
+            size += added
+            continue
+        if size:
+            spans.append(Span(placed, begin, number, size))
+        if added:
+            spans.append(Span(placed, number, number + 1, added))
+        left -= size + added
+        begin, size = number + 1, 0
+    if size:
+        spans.append(Span(placed, begin, len(chunk.batches), size))
+    return spans, True

@@ -26,7 +26,7 @@ from dray.errors import (
 )
 from dray.index.decided import DecidedIndex
 from dray.index.entry import BATCH_PREFIX_BYTES, ParquetFile, Placed, Truncated, WalChunk
-from dray.log.plan import Available, Span, share, size_of
+from dray.log.plan import Available, Span, batch_bytes, share, size_of
 from dray.log.wakeups import Waiter, Wakeups
 from dray.protocol.codec import Buffer, Pieces
 from dray.protocol.records import HEADER_BYTES, Batch, empty_batch, patched, read_batch
@@ -140,7 +140,9 @@ class LogReader:
 
     async def read_batch(self, placed: Placed, number: int) -> Batch:
         """One batch of a chunk, checked, for those who look inside."""
-        pieces = await self._objects.read(*_place_of(Span(placed, number, number + 1, 0)))
+        chunk = placed.entry.where
+        assert isinstance(chunk, WalChunk), "only a chunk has batches"
+        pieces = await self._objects.read(*_place_of(chunk, number, number + 1))
         return read_batch(_joined(pieces))
 
     # --- looking
@@ -233,8 +235,8 @@ class LogReader:
             size += sum(map(_bytes_of, page))
             if not entries and isinstance(where := page[0].entry.where, WalChunk):
                 number = where.batch_at(at - page[0].start_offset)
-                size -= sum(batch.size_bytes for batch in where.batches[:number])
-                limit = max(limit, where.batches[number].size_bytes)
+                size -= sum(batch_bytes(where, before) for before in range(number))
+                limit = max(limit, batch_bytes(where, number))
             entries += page
             at = page[-1].end_offset
         # Where there is more than is looked at, it is as much as it will ever be, however long one waits.
@@ -280,11 +282,10 @@ class LogReader:
         """What is stored of each, if all is at hand. It stays valid whatever happens to the cache."""
         stored = []
         for span in spans:
-            where = span.placed.entry.where
             pieces: list[memoryview] | None = []
-            if isinstance(where, WalChunk):
-                pieces = self._objects.try_read(*_place_of(span))
-            if pieces is None or isinstance(where, ParquetFile):
+            if span.chunk is not None:
+                pieces = self._objects.try_read(*_place_of(span.chunk, span.first, span.last))
+            if pieces is None or isinstance(span.placed.entry.where, ParquetFile):
                 return None
             stored.append(pieces)
         return stored
@@ -318,7 +319,8 @@ class LogReader:
         where = span.placed.entry.where
         if isinstance(where, ParquetFile):
             raise CompactedRange(where.path)
-        return await self._objects.read(*_place_of(span)) if isinstance(where, WalChunk) else []
+        chunk = span.chunk
+        return [] if chunk is None else await self._objects.read(*_place_of(chunk, span.first, span.last))
 
     def _records(self, spans: Sequence[Span], stored: Sequence[list[memoryview]]) -> Pieces:
         try:
@@ -373,27 +375,25 @@ def _bytes_of(placed: Placed) -> int:
     where = placed.entry.where
     if not isinstance(where, WalChunk):
         return HEADER_BYTES
-    return where.chunk_length - len(where.batches) * BATCH_PREFIX_BYTES
+    if where.serves_all:
+        return where.chunk_length - len(where.batches) * BATCH_PREFIX_BYTES
+    return sum(batch_bytes(where, number) for number in range(len(where.batches)))
 
 
-def _place_of(span: Span) -> tuple[str, int, int]:
-    """Path and range of the bytes of a span: batches behind their lengths, but for the first."""
-    where = span.placed.entry.where
-    assert isinstance(where, WalChunk), "only a chunk has bytes"
-    end = where.batch_offset(span.last - 1) + where.batches[span.last - 1].size_bytes
-    return where.path, where.batch_offset(span.first), end
+def _place_of(chunk: WalChunk, first: int, last: int) -> tuple[str, int, int]:
+    """Path and range of the bytes of batches: each behind its length, but for the first."""
+    end = chunk.batch_offset(last - 1) + chunk.batches[last - 1].size_bytes
+    return chunk.path, chunk.batch_offset(first), end
 
 
 def _records(spans: Sequence[Span], stored: Sequence[list[memoryview]]) -> Pieces:
     """The batches of the spans, each at its offset, up to the first that is damaged."""
     buffers: list[Buffer] = []
     for span, pieces in zip(spans, stored, strict=True):
-        placed = span.placed
-        where = placed.entry.where
-        if not isinstance(where, WalChunk):
-            buffers.append(empty_batch(placed.start_offset, placed.entry.records, LEADER_EPOCH))
-            continue
-        if not _add_batches(buffers, span, where, _joined(pieces)):
+        chunk = span.chunk
+        if chunk is None:
+            buffers.append(empty_batch(span.start_offset, span.records, LEADER_EPOCH))
+        elif not _add_batches(buffers, span, chunk, _joined(pieces)):
             break
     records = Pieces(buffers)
     if len(buffers) > 1 and records.size < len(buffers) * SMALL_BUFFER_BYTES:
