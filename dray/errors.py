@@ -20,7 +20,8 @@ DrayError
 ├── NotOwner                 ask the broker that owns the partition
 ├── FutureEpoch              the client knows of a leader that there never was
 ├── BadRequest               the request contradicts itself, or asks for what Dray does not do
-│   └── UnsupportedRequestValue  another version of the request, or another broker, could
+│   ├── UnsupportedRequestValue  another version of the request, or another broker, could
+│   └── NotAListConfig       set the config as a whole
 ├── TimedOut                 it is not done in the time that was given; it may be done yet
 ├── OffsetOutOfRange         the reader is to choose another place to begin
 ├── CompactedRange           this Dray cannot read it yet
@@ -171,6 +172,14 @@ class BadRequest(DrayError):
 
 class UnsupportedRequestValue(BadRequest):
     """Something that another version, or another broker, would understand. UNSUPPORTED_VERSION."""
+
+
+class NotAListConfig(BadRequest):
+    """Only lists can be appended to or subtracted from. INVALID_CONFIG."""
+
+    def __init__(self, config: str) -> None:
+        super().__init__(f"config {config[:200]!r} is no list: nothing can be appended or subtracted")
+        self.config = config
 
 
 class TimedOut(DrayError):

@@ -40,6 +40,7 @@ CODES: dict[type[errors.DrayError], ErrorCode] = {
     errors.FutureEpoch: ErrorCode.unknown_leader_epoch,
     errors.BadRequest: ErrorCode.invalid_request,
     errors.UnsupportedRequestValue: ErrorCode.unsupported_version,
+    errors.NotAListConfig: ErrorCode.invalid_config,
     # Clients try these again.
     errors.ReadAgain: ErrorCode.kafka_storage_error,
     errors.NotCommitted: ErrorCode.kafka_storage_error,
