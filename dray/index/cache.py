@@ -11,6 +11,7 @@ the watch is late, and no more:
   garbage collection, which comes after. An object that is gone, then, means a stale entry: look up again with
   `fresh=True`, which goes around the cache;
 - an end or a log start may have moved up since. They never go back (`OffsetIndex` sees to it).
+  A log start is forgotten when the front of the index may have changed, and when its record did.
 
 A domain that is not followed, and one whose watch had a gap, has nothing in here.
 
@@ -27,9 +28,10 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dray.index.entry import Placed, WalChunk, stream_of
+from dray.index.log_start import stream_of_key
 from dray.metadata.store import Change, EntryChange, Gap, MetadataStore, Position, WatchEvent
 
 DEFAULT_MAX_BYTES = 128 * 2**20
@@ -125,13 +127,29 @@ class IndexCache:
         self._give_way()
 
     def learn_log_start(
-        self, domain: int, began: int, stream_id: int, log_start: int, stored: Sequence[Placed]
+        self,
+        domain: int,
+        began: int,
+        stream_id: int,
+        log_start: int,
+        stored: Sequence[Placed],
+        record_version: int | None,
     ) -> None:
-        """Take in a log start worked out from `stored`, all entries from the front to some end."""
+        """Take in a log start worked out from `stored`, all entries from the front to some end, and from
+        its record at that version (None: there is none)."""
         followed = self._domains.get(domain)
-        if followed is not None and followed.agrees(began, stream_id, stored):
+        if (
+            followed is not None
+            and followed.agrees(began, stream_id, stored)
+            and followed.agrees_on_record(stream_id, record_version)
+        ):
             self._stream(domain, stream_id).log_start = log_start
             self._give_way()
+
+    def doubts_record(self, domain: int, stream_id: int, record_version: int | None) -> bool:
+        """Whether the watch has told of another version of a log-start record than was read."""
+        followed = self._domains.get(domain)
+        return followed is not None and not followed.agrees_on_record(stream_id, record_version)
 
     # --- being told of changes
 
@@ -177,16 +195,21 @@ class IndexCache:
         if followed is None:
             return
         for change in changes:
-            if not isinstance(change, EntryChange):
-                continue
-            stream_id = stream_of(change.sequence)
+            if isinstance(change, EntryChange):
+                stream_id = stream_of(change.sequence)
+            else:
+                stream_id = stream_of_key(change.key)
             if stream_id is None:
                 continue
             self._clock += 1
             followed.remember(stream_id, change, self._clock)
             stream = self._streams.get(stream_id)
-            if stream is not None:
+            if stream is None:
+                continue
+            if isinstance(change, EntryChange):
                 self._bytes -= stream.changed(change)
+            else:
+                stream.log_start = None
 
     def _stream(self, domain: int, stream_id: int) -> _Stream:
         stream = self._streams.get(stream_id)
@@ -272,22 +295,28 @@ class _Told(NamedTuple):
     version: int | None
 
 
+# Of an entry, and of a log-start record.
+_Place: TypeAlias = Position | None
+_RECORD = None
+
+
 @dataclass(slots=True)
 class _Followed:
     """The latest changes that the watch of a domain has told."""
 
     horizon: int  # a read that began before this may be outdated by a change no longer remembered
-    told: dict[int, dict[Position, _Told]] = field(default_factory=dict)  # by stream
-    order: deque[tuple[int, Position, int]] = field(default_factory=deque)
+    told: dict[int, dict[_Place, _Told]] = field(default_factory=dict)  # by stream
+    order: deque[tuple[int, _Place, int]] = field(default_factory=deque)
 
-    def remember(self, stream_id: int, change: EntryChange, time: int) -> None:
-        self.told.setdefault(stream_id, {})[change.position] = _Told(time, change.version)
-        self.order.append((stream_id, change.position, time))
+    def remember(self, stream_id: int, change: Change, time: int) -> None:
+        place = change.position if isinstance(change, EntryChange) else _RECORD
+        self.told.setdefault(stream_id, {})[place] = _Told(time, change.version)
+        self.order.append((stream_id, place, time))
         if len(self.order) > MAX_REMEMBERED:
-            oldest, position, self.horizon = self.order.popleft()
+            oldest, place, self.horizon = self.order.popleft()
             of_stream = self.told[oldest]
-            if of_stream[position].time == self.horizon:  # not told anew since
-                del of_stream[position]
+            if of_stream[place].time == self.horizon:  # not told anew since
+                del of_stream[place]
                 if not of_stream:
                     del self.told[oldest]
 
@@ -305,13 +334,21 @@ class _Followed:
         last = stored[-1].end_offset if stored else 0
         return self.remembers(began) and all(
             told.time <= began
-            and (position.end_records > last or versions.get(position.end_records) == told.version)
-            for position, told in self.told.get(stream_id, {}).items()
+            and (place.end_records > last or versions.get(place.end_records) == told.version)
+            for place, told in self.told.get(stream_id, {}).items()
+            if place is not _RECORD
         )
+
+    def agrees_on_record(self, stream_id: int, version: int | None) -> bool:
+        """Whether a log-start record that was read at this version is what was told last of it."""
+        told = self.told.get(stream_id, {}).get(_RECORD)
+        return told is None or told.version == version
 
     def ends(self, stream_id: int) -> list[Position]:
         return [
-            position for position, told in self.told.get(stream_id, {}).items() if told.version is not None
+            place
+            for place, told in self.told.get(stream_id, {}).items()
+            if place is not _RECORD and told.version is not None
         ]
 
 

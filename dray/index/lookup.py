@@ -13,6 +13,7 @@ that is not certain, is for a `Witness`.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from dray.errors import CorruptStore, InvalidRequest
 from dray.index.cache import IndexCache
 from dray.index.changes import MAX_RUN_ENTRIES, MAX_TRUNCATED_ENTRIES
 from dray.index.entry import Placed, Truncated, live, place_all, sequence_of
+from dray.index.log_start import decode, log_start_key
 from dray.metadata.store import Entry, MetadataStore, Position
 
 # The second reads behind a barrier. More are for changes that overtake a read of several pages.
@@ -109,11 +111,15 @@ class OffsetIndex:
         return self._tell(stream_id, end=known).end
 
     async def log_start(self, stream_id: int, *, fresh: bool = False) -> int:
-        """The first offset that is not truncated; the end, if all are."""
+        """The first offset that is neither truncated nor deleted; the end, if all are."""
         known = None if fresh else self._cache.log_start(stream_id)
         if known is None:
             known = await self._read_log_start(stream_id, fresh)
         return self._tell(stream_id, log_start=known).log_start
+
+    def raise_log_start(self, stream_id: int, log_start: int) -> int:
+        """Take in that the log starts there at least, before the watch tells. Where it starts, then."""
+        return self._tell(stream_id, log_start=log_start).log_start
 
     def now(self) -> int:
         """To be taken before a write whose entries are to be added."""
@@ -174,13 +180,21 @@ class OffsetIndex:
             if fresh or attempt > 0 or self._may_have_forgotten(stream_id):
                 await self._store.barrier(domain)
             began = self._cache.now()
-            stored = await self._read_front(domain, stream_id)
-            if not stored and self._told_of(stream_id).end == NOTHING:
+            # Two reads are no snapshot. Neither needs to be: what either says never goes back.
+            stored, record = await asyncio.gather(
+                self._read_front(domain, stream_id), self._store.get(domain, log_start_key(stream_id))
+            )
+            version = None if record is None else record.version
+            if not stored and version is None and self._told_of(stream_id).end == NOTHING:
                 return 0
+            if attempt == 0 and not fresh and self._cache.doubts_record(domain, stream_id, version):
+                continue  # whoever was woken by the watch looks here, and would not be woken again
             first = live(stored)[0] if stored else None
             if first is not None and first.start_offset == 0:
-                log_start = first.end_offset if isinstance(first.entry.where, Truncated) else 0
-                self._cache.learn_log_start(domain, began, stream_id, log_start, stored)
+                truncated = first.end_offset if isinstance(first.entry.where, Truncated) else 0
+                deleted = 0 if record is None else decode(record.key, record.value)
+                log_start = max(truncated, deleted)
+                self._cache.learn_log_start(domain, began, stream_id, log_start, stored, version)
                 return log_start
         raise _torn(stream_id, 0)
 

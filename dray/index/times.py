@@ -52,9 +52,10 @@ class _Candidate(NamedTuple):
     """A batch, by what the index has of it. Sorts by newness: of equals, the first in the log is newest."""
 
     max_timestamp_ms: int
-    minus_offset: int
+    minus_offset: int  # of its first record that is not deleted
     placed: Placed
     number: int
+    deleted: int  # records before that one
 
     @property
     def offset(self) -> int:
@@ -76,15 +77,15 @@ class TimeIndex:
         Only offsets below `end_offset` count, which is to be the high watermark.
         """
 
-        def look(batch: Batch) -> tuple[int, int] | None:
-            return first_at_or_after(batch, timestamp_ms, MAX_DECODED_BYTES)
+        def look(batch: Batch, first: int) -> tuple[int, int] | None:
+            return first_at_or_after(batch, timestamp_ms, MAX_DECODED_BYTES, first)
 
-        at = await self._index.log_start(stream_id)
+        log_start = at = await self._index.log_start(stream_id)
         while page := await self._page(stream_id, at, end_offset):
             for placed in page:
                 if placed.entry.max_timestamp_ms < timestamp_ms:
                     continue
-                for candidate in _candidates(placed, end_offset):
+                for candidate in _candidates(placed, log_start, end_offset):
                     if candidate.max_timestamp_ms < timestamp_ms:
                         continue
                     found = await self._look_into(candidate, look)
@@ -100,13 +101,13 @@ class TimeIndex:
         hold, it is the newest record of those.
         """
         best_known: list[_Candidate] = []  # a heap: the least of them first
-        at = await self._index.log_start(stream_id)
+        log_start = at = await self._index.log_start(stream_id)
         while page := await self._page(stream_id, at, end_offset):
             for placed in page:
                 is_full = len(best_known) == MAX_CANDIDATES
                 if is_full and placed.entry.max_timestamp_ms <= best_known[0].max_timestamp_ms:
                     continue
-                for candidate in _candidates(placed, end_offset):
+                for candidate in _candidates(placed, log_start, end_offset):
                     heapq.heappush(best_known, candidate)
                     if len(best_known) > MAX_CANDIDATES:
                         heapq.heappop(best_known)
@@ -116,7 +117,9 @@ class TimeIndex:
         for candidate in sorted(best_known, reverse=True):
             if best is not None and _newness(best) > candidate[:2]:
                 break
-            found = await self._look_into(candidate, lambda batch: latest(batch, MAX_DECODED_BYTES))
+            found = await self._look_into(
+                candidate, lambda batch, first: latest(batch, MAX_DECODED_BYTES, first)
+            )
             if found is not None and (best is None or _newness(found) > _newness(best)):
                 best = found
         return best
@@ -129,22 +132,22 @@ class TimeIndex:
         return await self._index.range(stream_id, at, PAGE_ENTRIES)
 
     async def _look_into(
-        self, candidate: _Candidate, look: Callable[[Batch], tuple[int, int] | None]
+        self, candidate: _Candidate, look: Callable[[Batch, int], tuple[int, int] | None]
     ) -> Found | None:
         batch = await self._read_batch(candidate.placed, candidate.number)
         try:
             if batch.codec == "none" and len(batch.data) <= INLINE_BYTES:
-                found = look(batch)
+                found = look(batch, candidate.deleted)
             else:
                 async with self._one_at_a_time:
-                    found = await asyncio.to_thread(look, batch)
+                    found = await asyncio.to_thread(look, batch, candidate.deleted)
         except InvalidBatch as error:
             self._report(candidate, error)
             return Found(candidate.offset, candidate.max_timestamp_ms)
         if found is None:
             return None
         delta, timestamp_ms = found
-        return Found(candidate.offset + delta, timestamp_ms)
+        return Found(candidate.offset - candidate.deleted + delta, timestamp_ms)
 
     def _report(self, candidate: _Candidate, error: InvalidBatch) -> None:
         """Once per batch, since clients may ask for it again and again."""
@@ -155,8 +158,8 @@ class TimeIndex:
         log.warning("stream %016x: the batch at offset %d cannot be read: %s", *place, error.problem)
 
 
-def _candidates(placed: Placed, end_offset: int | None) -> Iterator[_Candidate]:
-    """The batches of an entry, in offset order."""
+def _candidates(placed: Placed, log_start: int, end_offset: int | None) -> Iterator[_Candidate]:
+    """The batches of an entry, in offset order. The log may start inside of one."""
     where = placed.entry.where
     if isinstance(where, ParquetFile):
         raise DrayError(f"{where.path}: looking up times in Parquet files is not supported yet")
@@ -166,8 +169,9 @@ def _candidates(placed: Placed, end_offset: int | None) -> Iterator[_Candidate]:
         offset = placed.start_offset + where.batch_start(number)
         if end_offset is not None and offset >= end_offset:
             return
-        if where.is_served(number):
-            yield _Candidate(batch.max_timestamp_ms, -offset, placed, number)
+        deleted = max(log_start - offset, 0)
+        if deleted < batch.records and where.is_served(number):
+            yield _Candidate(batch.max_timestamp_ms, -(offset + deleted), placed, number, deleted)
 
 
 def _newness(found: Found) -> tuple[int, int]:

@@ -24,24 +24,27 @@ _MAX_VARINT_SHIFT = 28
 _MAX_VARLONG_SHIFT = 63
 
 
-def first_at_or_after(batch: Batch, timestamp_ms: int, max_bytes: int) -> tuple[int, int] | None:
+def first_at_or_after(
+    batch: Batch, timestamp_ms: int, max_bytes: int, first: int = 0
+) -> tuple[int, int] | None:
     """Offset delta and timestamp of the first record that is not older, in offset order.
 
-    Reads no further than that record. `max_bytes` is for the decompressed records.
+    Reads no further than that record. `max_bytes` is for the decompressed records. Those before number
+    `first` do not count.
     """
-    for delta, timestamp in enumerate(_timestamps(batch, max_bytes)):
+    for delta, timestamp in _timestamps(batch, max_bytes, first):
         if timestamp >= timestamp_ms:
             return delta, timestamp
     return None
 
 
-def latest(batch: Batch, max_bytes: int) -> tuple[int, int]:
+def latest(batch: Batch, max_bytes: int, first: int = 0) -> tuple[int, int]:
     """Offset delta and timestamp of the newest record: the first of several, as Kafka has it.
 
-    (`RecordBatch.offsetOfMaxTimestamp`, KAFKA-16310.)
+    (`RecordBatch.offsetOfMaxTimestamp`, KAFKA-16310.) Those before number `first` do not count.
     """
     best: tuple[int, int] | None = None
-    for delta, timestamp in enumerate(_timestamps(batch, max_bytes)):
+    for delta, timestamp in _timestamps(batch, max_bytes, first):
         if best is None or timestamp > best[1]:
             best = delta, timestamp
     if best is None:
@@ -49,10 +52,13 @@ def latest(batch: Batch, max_bytes: int) -> tuple[int, int]:
     return best
 
 
-def _timestamps(batch: Batch, max_bytes: int) -> Iterator[int]:
-    """Of every record, in order, checked as far as it is read. Of the first alone, if it is everyone's."""
+def _timestamps(batch: Batch, max_bytes: int, first: int) -> Iterator[tuple[int, int]]:
+    """Number and timestamp of each record from `first` on, checked as far as it is read.
+
+    Of that one alone, if its time is everyone's.
+    """
     if batch.attributes & LOG_APPEND_TIME_BIT:
-        yield batch.max_timestamp_ms
+        yield first, batch.max_timestamp_ms
         return
     data = decompress(batch.codec, batch.data[HEADER_BYTES:], max_bytes)
     base = batch.base_timestamp_ms
@@ -69,7 +75,8 @@ def _timestamps(batch: Batch, max_bytes: int) -> Iterator[int]:
             raise InvalidRecords(f"record {number} is too short for its fields", 0)
         if offset_delta != number:
             raise InvalidRecords(f"record {number} has offset delta {offset_delta}", 0)
-        yield _int64(base + timestamp_delta)
+        if number >= first:
+            yield number, _int64(base + timestamp_delta)
         at = end
     if at != size:
         raise InvalidRecords(f"{size - at} bytes behind the last of {batch.records} records", 0)

@@ -62,7 +62,7 @@ def test_nothing_is_kept_of_a_domain_that_nobody_follows() -> None:
     cache = IndexCache()
     add(cache, at(10, 1))
     cache.learn_end(D, cache.now(), STREAM, Position(10, 100))
-    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1)])
+    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1)], None)
     cache.apply(D, [told(10, 1)])
     assert (cache.find(STREAM, 0), cache.end(STREAM), cache.log_start(STREAM)) == (None, None, None)
     assert cache.size_bytes == 0
@@ -158,7 +158,7 @@ def test_after_a_gap_nothing_from_before_is_served(cache: IndexCache) -> None:
     cache.open(D)
     cache.add(D, began, [at(20, 1)])
     cache.learn_end(D, began, STREAM, Position(20, 200))
-    cache.learn_log_start(D, began, STREAM, 0, [at(20, 1)])
+    cache.learn_log_start(D, began, STREAM, 0, [at(20, 1)], None)
     assert [cache.find(STREAM, offset) for offset in (0, 10)] == [None, None]
     assert (cache.end(STREAM), cache.log_start(STREAM)) == (None, None)
     assert cache.find(8, 0) is other
@@ -202,7 +202,7 @@ def test_a_stale_end_is_corrected_by_what_the_watch_told(cache: IndexCache) -> N
 def test_what_was_added_before_the_watch_told_of_it_leaves_the_log_start(cache: IndexCache) -> None:
     """Or every fetch behind an own write would read the front of the index again."""
     cache.learn_end(D, cache.now(), STREAM, Position(10, 100))
-    cache.learn_log_start(D, cache.now(), STREAM, 3, [at(10, 1)])
+    cache.learn_log_start(D, cache.now(), STREAM, 3, [at(10, 1)], None)
     add(cache, at(20, 2))
     cache.apply(D, [told(20, 2)])
     assert cache.log_start(STREAM) == 3
@@ -214,7 +214,7 @@ def test_a_truncation_that_was_read_before_the_watch_told_of_it_still_moves_the_
     cache: IndexCache,
 ) -> None:
     cache.learn_end(D, cache.now(), STREAM, Position(20, 200))
-    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1), at(20, 2)])
+    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1), at(20, 2)], None)
     add(cache, at(10, 7, truncated_entry(10)))
     cache.apply(D, [told(10, 7)])
     assert cache.log_start(STREAM) is None
@@ -222,7 +222,7 @@ def test_a_truncation_that_was_read_before_the_watch_told_of_it_still_moves_the_
 
 def test_appends_leave_the_log_start_and_replacements_do_not(cache: IndexCache) -> None:
     cache.learn_end(D, cache.now(), STREAM, Position(20, 200))
-    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1), at(20, 1)])
+    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1), at(20, 1)], None)
     cache.apply(D, [told(30, 1)])
     assert cache.log_start(STREAM) == 0
     cache.apply(D, [told(20, 2)])
@@ -235,20 +235,20 @@ def test_appends_leave_the_log_start_and_replacements_do_not(cache: IndexCache) 
 def test_a_log_start_from_a_stale_read_is_not_kept(cache: IndexCache, change: EntryChange) -> None:
     stored = [at(10, 1), at(20, 1)]
     cache.apply(D, [change])
-    cache.learn_log_start(D, cache.now(), STREAM, 0, stored)
+    cache.learn_log_start(D, cache.now(), STREAM, 0, stored, None)
     assert cache.log_start(STREAM) is None
 
 
 def test_changes_behind_what_was_read_for_a_log_start_do_not_matter(cache: IndexCache) -> None:
     cache.apply(D, [told(10, 1), told(5, None), told(90, 7)])
-    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1)])
+    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1)], None)
     assert cache.log_start(STREAM) == 0
 
 
 def test_a_log_start_from_a_read_begun_before_a_change_is_not_kept(cache: IndexCache) -> None:
     began = cache.now()
     cache.apply(D, [told(90, 2)])
-    cache.learn_log_start(D, began, STREAM, 0, [at(10, 1)])
+    cache.learn_log_start(D, began, STREAM, 0, [at(10, 1)], None)
     assert cache.log_start(STREAM) is None
 
 
