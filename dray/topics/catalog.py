@@ -12,6 +12,8 @@ is a look at the broker's view (`Directory`); only what is not there is looked u
 **Deleting**: the record is put as DELETING, which hides the topic; it is copied to `deleted-topics/` for
 whoever frees its space; it is removed. The name is free again, for a topic with another id and other streams.
 
+**Configs** are changed in the record, by one put (`amend`).
+
 **A broker that dies, or does not learn what became of a write**, leaves a record that is not at rest. Whoever
 needs that record next takes it on from where it stands (`_finish`); a starting broker does so for all.
 
@@ -39,7 +41,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Generic, TypeVar
 from uuid import UUID, uuid4
+from weakref import WeakValueDictionary
 
+from dray.altering import Alteration
 from dray.errors import (
     InvalidPartitions,
     InvalidTopicConfig,
@@ -52,6 +56,7 @@ from dray.errors import (
     VersionConflict,
 )
 from dray.index.entry import stream_domain
+from dray.metadata.amend import amend
 from dray.metadata.directory import Directory, Found
 from dray.metadata.keys import CLUSTER_DOMAIN, escape
 from dray.metadata.store import Expect, Expectation, MetadataStore, Put
@@ -144,6 +149,7 @@ class TopicCatalog:
         self._wall_clock_ms = wall_clock_ms
         self._num_partitions = num_partitions
         self._defaults = defaults
+        self._altering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._new_id = new_id
         self._new_stream_id = new_stream_id
         self._topics: dict[str, Topic] = {}  # by segment, good while their version is the view's
@@ -157,6 +163,13 @@ class TopicCatalog:
     def revision(self) -> int:
         """Grows with every change of the view."""
         return self._directory.revision
+
+    def set_defaults(self, num_partitions: int, configs: Mapping[str, str]) -> None:
+        """Other settings of the broker, from now on. They hold for all topics that do not override them."""
+        parse_configs({}, configs)
+        self._num_partitions = num_partitions
+        self._defaults = configs
+        self._topics.clear()
 
     def get(self, name: str) -> Topic | None:
         """The topic, if the view has it."""
@@ -280,6 +293,37 @@ class TopicCatalog:
                 if await self._try_put(grown, found.version) is not _Outcome.REFUSED:
                     mine.update(grown.planned)
         raise _given_up(name)
+
+    async def alter_configs(self, name: str, alter: Alteration, *, validate_only: bool = False) -> None:
+        """Let a topic override what `alter` makes of its overrides. Holds on this broker when it returns.
+
+        Raises `UnknownTopic`, `InvalidTopicConfig`, and what `alter` raises.
+        """
+
+        def decide(record: TopicRecord | None) -> TopicRecord | None:
+            if record is None:
+                raise UnknownTopic(name)
+            overrides = alter(record.configs)
+            parse_configs(overrides, self._defaults)
+            altered = replace(record, configs=normalize(overrides))
+            if not self._fits(altered):
+                expected = "the metadata store does not take so large a record"
+                raise InvalidTopicConfig(next(iter(overrides), ""), None, expected)
+            return None if validate_only or altered.configs == record.configs else altered
+
+        async def put(record: TopicRecord, expect: Expectation) -> None:
+            await self._put(record, expect)
+            # It is done. If the store is away now, the watch brings it when it is back.
+            with contextlib.suppress(MetadataError):
+                await self._directory.refresh(escape(name))
+
+        def holds(found: TopicRecord | None, put: TopicRecord) -> bool:
+            """Others may have given it more partitions since."""
+            return found is not None and (found.topic_id, found.configs) == (put.topic_id, put.configs)
+
+        # Changes of one broker wait for each other, so that only other brokers can foil an attempt.
+        async with self._altering.setdefault(name, asyncio.Lock()):
+            await amend(f"topic {name!r}", lambda: self._finish(name), decide, put, holds)
 
     async def delete(self, topic: str | UUID) -> None:
         """Remove the topic of this name or id. It is hidden when this returns. Raises `UnknownTopic`."""
@@ -435,11 +479,14 @@ class TopicCatalog:
                 if there is not None and there.value.state is TopicState.ACTIVE:
                     raise InvalidTopicName(name, f"it differs from topic {other!r} only in '.' and '_'")
 
-    def _check_fits(self, record: TopicRecord) -> None:
+    def _fits(self, record: TopicRecord) -> bool:
         """A store may be set up to take less than usual."""
         limits = self._store.limits
         size = limits.size((), (Put(topic_key(record.name), encode_topic(record)),), ())
-        if size + SPARE_BYTES > limits.max_bytes:
+        return size + SPARE_BYTES <= limits.max_bytes
+
+    def _check_fits(self, record: TopicRecord) -> None:
+        if not self._fits(record):
             partitions = len(record.streams) + len(record.planned)
             raise InvalidPartitions(
                 record.name, partitions, "the metadata store does not take so large a record"

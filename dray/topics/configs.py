@@ -49,7 +49,8 @@ class ConfigSource(enum.Enum):
     """Where a value comes from, the strongest first."""
 
     TOPIC = "topic"
-    BROKER = "broker"
+    CLUSTER = "cluster"  # altered for all brokers
+    BROKER = "broker"  # what this broker was started with
     DEFAULT = "default"
 
 
@@ -115,9 +116,12 @@ def parse_configs(
     assert isinstance(lowest, int)
     assert isinstance(highest, int)
     if lowest > highest:
-        raise InvalidTopicConfig(
-            "min.compaction.lag.ms", str(lowest), f"at most max.compaction.lag.ms, which is {highest}"
-        )
+        # The one to be named is the topic's own: that can be corrected, or left out.
+        if "max.compaction.lag.ms" in overrides and "min.compaction.lag.ms" not in overrides:
+            expected = f"at least min.compaction.lag.ms, which is {lowest}"
+            raise InvalidTopicConfig("max.compaction.lag.ms", str(highest), expected)
+        expected = f"at most max.compaction.lag.ms, which is {highest}"
+        raise InvalidTopicConfig("min.compaction.lag.ms", str(lowest), expected)
     keeps_all = values["cleanup.policy"] == ()
     return TopicConfigs(
         max_message_bytes=_int(values["max.message.bytes"]),
@@ -132,32 +136,58 @@ def parse_configs(
 
 def normalize(overrides: Mapping[str, str | None]) -> dict[str, str]:
     """The overrides as they are stored: each value in its shortest form. Raises `InvalidTopicConfig`."""
-    shortest = {name: _text(value) for name, value in _parse_all(overrides).items()}
+    normal = {name: shortest(value) for name, value in _parse_all(overrides).items()}
     size = 0
-    for name, text in shortest.items():
+    for name, text in normal.items():
         size += len(name) + len(text)
         if size > MAX_OVERRIDES_CHARS:
             raise InvalidTopicConfig(
                 name, text, f"all configs of a topic together have at most {MAX_OVERRIDES_CHARS} characters"
             )
-    return shortest
+    return normal
 
 
 def describe(
-    overrides: Mapping[str, str], defaults: Mapping[str, str] = MappingProxyType({})
+    overrides: Mapping[str, str],
+    given: Mapping[str, str] = MappingProxyType({}),
+    altered: Mapping[str, str] = MappingProxyType({}),
 ) -> list[ConfigRow]:
-    """Every config of a topic with these overrides, by name."""
-    return [_describe(config, overrides, defaults) for config in TOPIC_CONFIGS.values()]
+    """Every config of a topic with these overrides, by name.
+
+    `given` is what the broker was started with and `altered` what holds for all brokers, both named as topic
+    configs are.
+    """
+    return [_describe(config, overrides, given, altered) for config in TOPIC_CONFIGS.values()]
 
 
-def _describe(config: TopicConfig, overrides: Mapping[str, str], defaults: Mapping[str, str]) -> ConfigRow:
+def as_topic_configs(settings: Mapping[str, str]) -> dict[str, str]:
+    """Settings of brokers by the names of the topic configs that they stand in for; others are left out."""
+    return {
+        config.name: settings[config.setting]
+        for config in TOPIC_CONFIGS.values()
+        if config.setting is not None and config.setting in settings
+    }
+
+
+def shortest(value: Parsed) -> str:
+    """A value in its shortest form, as it is stored."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _describe(
+    config: TopicConfig, overrides: Mapping[str, str], given: Mapping[str, str], altered: Mapping[str, str]
+) -> ConfigRow:
     synonyms = []
     if config.name in overrides:
         synonyms.append(Synonym(config.name, overrides[config.name], ConfigSource.TOPIC))
     # As in Kafka, what has no setting of the broker has no synonyms besides itself.
     if config.setting is not None:
-        if config.name in defaults:
-            synonyms.append(Synonym(config.setting, defaults[config.name], ConfigSource.BROKER))
+        if config.name in altered:
+            synonyms.append(Synonym(config.setting, altered[config.name], ConfigSource.CLUSTER))
+        if config.name in given:
+            synonyms.append(Synonym(config.setting, given[config.name], ConfigSource.BROKER))
         synonyms.append(Synonym(config.setting, config.default, ConfigSource.DEFAULT))
     first = synonyms[0] if synonyms else Synonym(config.name, config.default, ConfigSource.DEFAULT)
     return ConfigRow(config.name, first.value, first.source, config.type, tuple(synonyms), config.doc)
@@ -183,21 +213,15 @@ def _int(value: Parsed) -> int:
     return value
 
 
-def _text(value: Parsed) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
 # As Java's `trim` and `parseInt` have it; Kafka trims all but strings.
-_BLANK = "".join(map(chr, range(0x21)))
+BLANK = "".join(map(chr, range(0x21)))
 _WHOLE = re.compile("[+-]?[0-9]{1,30}")
 _DECIMAL = re.compile(r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?")
 _THROTTLED = re.compile("[0-9]+:[0-9]+")
 
 
 def _boolean(text: str) -> bool:
-    folded = text.strip(_BLANK).lower()
+    folded = text.strip(BLANK).lower()
     if folded not in ("true", "false"):
         raise ValueError("true or false")
     return folded == "true"
@@ -214,7 +238,7 @@ def _never(why: str) -> Callable[[str], bool]:
 
 def _between(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        trimmed = text.strip(_BLANK)
+        trimmed = text.strip(BLANK)
         if not _WHOLE.fullmatch(trimmed) or not low <= int(trimmed) <= high:
             raise ValueError(f"a whole number from {low} to {high}")
         return int(trimmed)
@@ -230,7 +254,7 @@ def _gzip_level(text: str) -> int:
 
 
 def _ratio(text: str) -> float:
-    trimmed = text.strip(_BLANK)
+    trimmed = text.strip(BLANK)
     if not _DECIMAL.fullmatch(trimmed) or not 0 <= float(trimmed) <= 1:
         raise ValueError("a number from 0 to 1")
     return float(trimmed)
@@ -246,8 +270,9 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def _list(text: str) -> tuple[str, ...]:
-    trimmed = text.strip(_BLANK)
-    return tuple(re.split(r"\s*,\s*", trimmed)) if trimmed else ()
+    trimmed = text.strip(BLANK)
+    # Not `re.split` with blanks on both sides: that is quadratic in how many blanks there are.
+    return tuple(part.strip(BLANK) for part in trimmed.split(",")) if trimmed else ()
 
 
 def _cleanup_policy(text: str) -> tuple[str, ...]:
