@@ -17,6 +17,7 @@ from dataclasses import fields
 from typing import Any
 
 from dray import __version__
+from dray.cluster_settings import ClusterSettings
 from dray.config import SETTINGS, Address, Settings
 from dray.errors import DrayError, MetadataError
 from dray.handlers.call import DescribedSetting, Services
@@ -91,15 +92,16 @@ class Broker:
         self._reader = LogReader(
             self._index, self._wal_reader, self._wakeups, buffer_bytes=settings.fetch_buffer_bytes
         )
-        self._topic_defaults = _topic_defaults(settings)
+        self._cluster_settings = ClusterSettings(store, _given(settings))
+        self._cluster_settings.subscribe(self._use_settings)
         self._topic_view = topic_directory(store)
         self._topics = TopicCatalog(
             store,
             cluster.num_domains,
             self._topic_view,
             wall_clock_ms=_now_ms,
-            num_partitions=settings.num_partitions,
-            defaults=self._topic_defaults,
+            num_partitions=self._cluster_settings.num_partitions,
+            defaults=self._cluster_settings.topic_defaults,
         )
         self._registry: BrokerRegistry | None = None
         self._server: Server | None = None
@@ -112,7 +114,9 @@ class Broker:
         for domain in range(self._cluster.num_domains):
             self._run(self._follow(domain), f"domain {domain}")
         self._run(self._topic_view.run(), "topics")
+        self._run(self._cluster_settings.run(), "settings")
         await self._topic_view.loaded()
+        await self._cluster_settings.loaded()
         # Bound before it is registered, so that nobody is sent to a port that is not there.
         self._server = server = Server(self._handle_once_ready, _limits(settings))
         host, port = await server.start(settings.listen.host, settings.listen.port)
@@ -138,10 +142,9 @@ class Broker:
             times=TimeIndex(self._index, self._reader.read_batch),
             appender=LogAppender(self._writer, self._cluster.num_domains),
             reader=self._reader,
-            auto_create_topics=settings.auto_create_topics_enable,
+            cluster_settings=self._cluster_settings,
             enforce_owner=settings.routing_enforce_owner,
             fetch_max_bytes=settings.fetch_max_bytes,
-            topic_defaults=self._topic_defaults,
             settings=_described(settings),
         )
         server.handle = Dispatcher(services).handle
@@ -199,6 +202,10 @@ class Broker:
             self._witness.know(where.object_id)
             self._index.add(placed, done.began)
             self._wakeups.wake(placed.entry.stream_id)
+
+    def _use_settings(self) -> None:
+        settings = self._cluster_settings
+        self._topics.set_defaults(settings.num_partitions, settings.topic_defaults)
 
     async def _follow(self, domain: int) -> None:
         """Keep the index cache right, and wake those who wait, for as long as the broker runs."""
@@ -290,10 +297,9 @@ def _advertised(settings: Settings, host: str, port: int) -> Address:
     return Address(socket.gethostname() if host in ("0.0.0.0", "::") else settings.listen.host, port)
 
 
-def _topic_defaults(settings: Settings) -> dict[str, str]:
-    """The settings that stand in for configs of topics, as far as somebody has set them."""
-    size = str(settings.message_max_bytes)
-    return {} if size == SETTINGS["message.max.bytes"].default else {"max.message.bytes": size}
+def _given(settings: Settings) -> dict[str, str]:
+    """The settings that somebody has set, as far as they are not the defaults."""
+    return {each.name: each.value for each in _described(settings) if each.value != each.default}
 
 
 def _described(settings: Settings) -> list[DescribedSetting]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
+from dray.cluster_settings import ClusterSettings
 from dray.errors import UnknownPartition, UnknownTopic, UnknownTopicId
 from dray.index.lookup import OffsetIndex
 from dray.index.times import TimeIndex
@@ -43,10 +44,9 @@ class Services:
     times: TimeIndex
     appender: LogAppender
     reader: LogReader
-    auto_create_topics: bool
+    cluster_settings: ClusterSettings
     enforce_owner: bool
     fetch_max_bytes: int
-    topic_defaults: Mapping[str, str]
     settings: Sequence[DescribedSetting]
 
     @property

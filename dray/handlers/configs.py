@@ -1,4 +1,4 @@
-"""DescribeConfigs (32): what topics and this broker are set to, and why."""
+"""DescribeConfigs (32) and ListConfigResources (74): what topics and brokers are set to, and why."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from dray.errors import BadRequest, DrayError, UnknownTopic
+from dray.errors import BadRequest, DrayError, UnknownTopic, UnsupportedRequestValue
 from dray.handlers.call import NO_THROTTLE, Call, DescribedSetting
 from dray.handlers.errors import code_of, message_of
 from dray.protocol.codec import Fields
 from dray.topics.catalog import Topic, check_name
-from dray.topics.configs import ConfigRow, ConfigSource, ConfigType, describe
+from dray.topics.configs import ConfigRow, ConfigSource, ConfigType, Synonym, as_topic_configs, describe
 
 # Kafka's numbers (ConfigResource.Type, DescribeConfigsResponse.ConfigSource and .ConfigType).
 TOPIC = 2
 BROKER = 4
-SOURCES = {ConfigSource.TOPIC: 1, ConfigSource.BROKER: 4, ConfigSource.DEFAULT: 5}
+BROKER_LOGGER = 8
+CLIENT_METRICS = 16
+GROUP = 32
+RESOURCE_TYPES = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
+SOURCES = {
+    ConfigSource.TOPIC: 1,
+    ConfigSource.CLUSTER: 3,  # DYNAMIC_DEFAULT_BROKER_CONFIG
+    ConfigSource.BROKER: 4,
+    ConfigSource.DEFAULT: 5,
+}
+# ListConfigResources asked for client metrics only before it (KIP-1142).
+FIRST_WITH_TYPES = 1
 TYPES = {
     ConfigType.BOOLEAN: 1,
     ConfigType.STRING: 2,
@@ -35,7 +46,19 @@ async def describe_configs(call: Call) -> Fields:
 
 def config_fields(call: Call, topic: Topic) -> list[dict[str, Any]]:
     """Every config of a topic, as DescribeConfigs and CreateTopics tell it."""
-    return [_row_fields(row) for row in describe(topic.overrides, call.services.topic_defaults)]
+    settings = call.services.cluster_settings
+    rows = describe(topic.overrides, as_topic_configs(settings.given), as_topic_configs(settings.altered))
+    return [_row_fields(row) for row in rows]
+
+
+def not_configured(resource_type: int) -> BadRequest:
+    """What to say of resources that have no configs here."""
+    said = {
+        BROKER_LOGGER: "levels of loggers are set by log.level when a broker starts",
+        CLIENT_METRICS: "no metrics of clients are collected",
+        GROUP: "groups have no configs yet",
+    }
+    return BadRequest(said.get(resource_type, f"there is no resource type {resource_type}"))
 
 
 async def _resource(call: Call, resource: Any) -> dict[str, Any]:
@@ -56,7 +79,7 @@ async def _resource(call: Call, resource: Any) -> dict[str, Any]:
         elif resource.resource_type == BROKER:
             configs = _broker_configs(call, resource.resource_name)
         else:
-            raise BadRequest(f"resource type {resource.resource_type} has no configs here")
+            raise not_configured(resource.resource_type)
     except DrayError as error:
         answer |= {"error_code": code_of(error), "error_message": message_of(error)}
         return answer
@@ -87,22 +110,43 @@ def _row_fields(row: ConfigRow) -> dict[str, Any]:
 
 
 def _broker_configs(call: Call, name: str) -> list[dict[str, Any]]:
-    own = str(call.services.registry.node_id)
-    if name not in ("", own):
-        raise BadRequest(f"the settings of broker {name!r} are known only to itself; this is broker {own}")
-    return [_setting_fields(setting) for setting in call.services.settings]
+    services = call.services
+    if not name:
+        return [_row_fields(row) for row in services.cluster_settings.describe_altered()]
+    own = str(services.registry.node_id)
+    if name != own:
+        raise BadRequest(
+            f"the settings of broker {name[:200]!r} are known only to itself; this is broker {own}"
+        )
+    dynamic = services.cluster_settings.describe()
+    names = {row.name for row in dynamic}
+    fixed = [_fixed_row(setting) for setting in services.settings if setting.name not in names]
+    return [_row_fields(row) for row in sorted([*fixed, *dynamic], key=lambda row: row.name)]
 
 
-def _setting_fields(setting: DescribedSetting) -> dict[str, Any]:
-    source = ConfigSource.DEFAULT if setting.value == setting.default else ConfigSource.BROKER
-    synonym = {"name": setting.name, "value": setting.value, "source": SOURCES[source]}
-    return {
-        "name": setting.name,
-        "value": setting.value,
-        "read_only": True,
-        "config_source": SOURCES[source],
-        "is_sensitive": False,
-        "synonyms": [synonym],
-        "config_type": TYPES[setting.type],
-        "documentation": setting.doc,
+def _fixed_row(setting: DescribedSetting) -> ConfigRow:
+    name, value = setting.name, setting.value
+    source = ConfigSource.DEFAULT if value == setting.default else ConfigSource.BROKER
+    synonyms = (Synonym(name, value, source),)
+    return ConfigRow(name, value, source, setting.type, synonyms, setting.doc, read_only=True)
+
+
+async def list_config_resources(call: Call) -> Fields:
+    """Of the types that are asked for; of all, where none is."""
+    types = call.body.resource_types if call.version >= FIRST_WITH_TYPES else (CLIENT_METRICS,)
+    answer: dict[str, Any] = {
+        "throttle_time": NO_THROTTLE,
+        "error_code": ErrorCode.none,
+        "config_resources": (),
     }
+    unknown = set(types) - set(RESOURCE_TYPES)
+    if unknown:
+        return answer | {"error_code": code_of(UnsupportedRequestValue(f"resource types {unknown}"))}
+    names: list[tuple[int, str]] = []
+    if not types or BROKER in types:
+        brokers = call.services.brokers.in_zone(call.zone)
+        names += [(BROKER, str(broker.node_id)) for broker in brokers]
+    if not types or TOPIC in types:
+        names += [(TOPIC, topic.name) for topic in call.services.topics.all()]
+    answer["config_resources"] = [{"resource_type": kind, "resource_name": name} for kind, name in names]
+    return answer

@@ -33,7 +33,8 @@ async def handle(call: Call) -> Fields | Stable:
     if asked is None or (call.version < FIRST_WITH_NULL_FOR_ALL and not asked):
         topics = [_topic(call, topic) for topic in services.topics.all()]
     else:
-        may_create = services.auto_create_topics and getattr(body, "allow_auto_topic_creation", True)
+        wants_it = getattr(body, "allow_auto_topic_creation", True)
+        may_create = wants_it and services.cluster_settings.auto_create_topics
         once = {(entity.name, getattr(entity, "topic_id", None)): entity for entity in asked}
         topics = [await _asked(call, entity, may_create) for entity in once.values()]
     brokers = services.brokers

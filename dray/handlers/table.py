@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dray.handlers import api_versions, cluster, configs, fetch, list_offsets, metadata, produce, topics
+from dray.handlers import (
+    alter_configs,
+    api_versions,
+    cluster,
+    configs,
+    fetch,
+    list_offsets,
+    metadata,
+    produce,
+    topics,
+)
 from dray.handlers.api_versions import API_VERSIONS, Versions
 from dray.handlers.call import Handler
 
@@ -40,8 +50,11 @@ _SERVED: dict[int, Api] = {
     19: Api("CreateTopics", 2, 7, topics.create_topics),
     20: Api("DeleteTopics", 1, 6, topics.delete_topics),
     32: Api("DescribeConfigs", 1, 4, configs.describe_configs),
+    33: Api("AlterConfigs", 0, 2, alter_configs.alter_configs),
     37: Api("CreatePartitions", 0, 3, topics.create_partitions),
+    44: Api("IncrementalAlterConfigs", 0, 1, alter_configs.incremental_alter_configs),
     60: Api("DescribeCluster", 0, 2, cluster.describe_cluster),
+    74: Api("ListConfigResources", 0, 1, configs.list_config_resources),
     75: Api("DescribeTopicPartitions", 0, 0, metadata.describe_topic_partitions),
 }
 _OWN_VERSIONS = Versions(API_VERSIONS, 0, 4)
