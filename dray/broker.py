@@ -24,7 +24,9 @@ from dray.handlers.call import DescribedSetting, Services
 from dray.handlers.dispatch import Dispatcher
 from dray.index.cache import IndexCache
 from dray.index.decided import DecidedIndex
+from dray.index.deletion import RecordDeleter
 from dray.index.entry import WalChunk, stream_domain, stream_of
+from dray.index.log_start import stream_of_key
 from dray.index.times import TimeIndex
 from dray.index.witness import Witness
 from dray.log.append import LogAppender
@@ -140,10 +142,12 @@ class Broker:
             topics=self._topics,
             index=self._index,
             times=TimeIndex(self._index, self._reader.read_batch),
+            deleter=RecordDeleter(self._store, self._domain_of, self._index),
             appender=LogAppender(self._writer, self._cluster.num_domains),
             reader=self._reader,
             cluster_settings=self._cluster_settings,
             enforce_owner=settings.routing_enforce_owner,
+            objects_url=redact(settings.objects),
             fetch_max_bytes=settings.fetch_max_bytes,
             settings=_described(settings),
         )
@@ -223,10 +227,14 @@ class Broker:
             self._wakeups.wake_all()
             return
         for change in event.changes:
-            if isinstance(change, EntryChange) and change.version is not None:
+            if change.version is None:
+                continue
+            if isinstance(change, EntryChange):
                 stream_id = stream_of(change.sequence)
-                if stream_id is not None:
-                    self._wakeups.wake(stream_id)
+            else:
+                stream_id = stream_of_key(change.key)
+            if stream_id is not None:
+                self._wakeups.wake(stream_id)
 
     async def _sweep(self) -> None:
         """Finish what a broker that died has left half done with topics."""

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from dray.cluster_settings import ClusterSettings
 from dray.errors import UnknownPartition, UnknownTopic, UnknownTopicId
+from dray.index.deletion import RecordDeleter
 from dray.index.lookup import OffsetIndex
 from dray.index.times import TimeIndex
 from dray.log.append import LogAppender
@@ -42,10 +43,12 @@ class Services:
     topics: TopicCatalog
     index: OffsetIndex
     times: TimeIndex
+    deleter: RecordDeleter
     appender: LogAppender
     reader: LogReader
     cluster_settings: ClusterSettings
     enforce_owner: bool
+    objects_url: str  # without secrets
     fetch_max_bytes: int
     settings: Sequence[DescribedSetting]
 

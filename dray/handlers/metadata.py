@@ -90,12 +90,15 @@ async def _create(call: Call, name: str) -> Topic:
 
 
 def _topic(call: Call, topic: Topic) -> dict[str, Any]:
+    return {**_topic_fields(topic), "partitions": _partitions(call, topic, range(len(topic.streams)))}
+
+
+def _topic_fields(topic: Topic) -> dict[str, Any]:
     return {
         "error_code": ErrorCode.none,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": False,
-        "partitions": _partitions(call, topic, range(len(topic.streams))),
     }
 
 
@@ -123,25 +126,30 @@ def _partitions(call: Call, topic: Topic, numbers: Iterable[int]) -> list[dict[s
 async def describe_topic_partitions(call: Call) -> Fields:
     """By name in code-point order, from the cursor on, up to the limit; an empty list means all topics."""
     body, services = call.body, call.services
-    names = sorted({entity.name for entity in body.topics}) or [topic.name for topic in services.topics.all()]
-    left = min(max(body.response_partition_limit, 1), MAX_DESCRIBED_PARTITIONS)
+    asked = sorted({entity.name for entity in body.topics})
     first, start = (body.cursor.topic_name, body.cursor.partition_index) if body.cursor else ("", 0)
-    topics: list[dict[str, Any]] = []
+    if start < 0 or (asked and body.cursor and first not in asked):
+        # A cursor that nobody was given: an error for each topic that was asked for, as Kafka says it.
+        topics = [_not_described(name, ErrorCode.invalid_request) for name in asked]
+        return {"throttle_time": NO_THROTTLE, "topics": topics, "next_cursor": None}
+    left = min(max(body.response_partition_limit, 1), MAX_DESCRIBED_PARTITIONS)
+    topics = []
     next_cursor = None
-    for name in names:
+    for name in asked or [topic.name for topic in services.topics.all()]:
         if name < first:
             continue
         if left == 0:
             next_cursor = {"topic_name": name, "partition_index": 0}
             break
         try:
-            topic = await _described(call, name, start)
+            topic = await _described(call, name)
         except DrayError as error:
-            topics.append({"error_code": code_of(error), "name": name, "topic_id": NOBODY, "partitions": ()})
+            if asked:
+                topics.append(_not_described(name, code_of(error)))
             continue
         low = start if name == first else 0
         high = min(len(topic.streams), low + left)
-        topics.append({**_topic(call, topic), "partitions": _partitions(call, topic, range(low, high))})
+        topics.append({**_topic_fields(topic), "partitions": _partitions(call, topic, range(low, high))})
         left -= max(high - low, 0)
         if high < len(topic.streams):
             next_cursor = {"topic_name": name, "partition_index": high}
@@ -149,9 +157,11 @@ async def describe_topic_partitions(call: Call) -> Fields:
     return {"throttle_time": NO_THROTTLE, "topics": topics, "next_cursor": next_cursor}
 
 
-async def _described(call: Call, name: str, start: int) -> Topic:
-    if start < 0:
-        raise BadRequest(f"a cursor at partition {start}")
+def _not_described(name: str, code: ErrorCode) -> dict[str, Any]:
+    return {"error_code": code, "name": name, "topic_id": NOBODY, "partitions": ()}
+
+
+async def _described(call: Call, name: str) -> Topic:
     topic = call.services.topics.get(name) or await call.services.topics.find(name)
     if topic is None:
         check_name(name)

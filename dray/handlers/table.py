@@ -12,10 +12,16 @@ from dray.handlers import (
     api_versions,
     cluster,
     configs,
+    delete_records,
+    features,
     fetch,
     list_offsets,
+    log_dirs,
     metadata,
+    offset_for_leader_epoch,
     produce,
+    replicas,
+    telemetry,
     topics,
 )
 from dray.handlers.api_versions import API_VERSIONS, Versions
@@ -35,6 +41,8 @@ class Api(NamedTuple):
     in_turn: bool = False
     # Its `Stable` responses are kept.
     is_kept: bool = False
+    # Whether clients are told of it. Those who ask without being told are answered all the same.
+    is_advertised: bool = True
 
     def versions(self, key: int) -> Versions:
         first = self.min_version if self.advertised_from is None else self.advertised_from
@@ -49,17 +57,26 @@ _SERVED: dict[int, Api] = {
     10: Api("FindCoordinator", 0, 6, cluster.find_coordinator),
     19: Api("CreateTopics", 2, 7, topics.create_topics),
     20: Api("DeleteTopics", 1, 6, topics.delete_topics),
+    21: Api("DeleteRecords", 0, 2, delete_records.handle),
+    23: Api("OffsetForLeaderEpoch", 2, 4, offset_for_leader_epoch.handle),
     32: Api("DescribeConfigs", 1, 4, configs.describe_configs),
     33: Api("AlterConfigs", 0, 2, alter_configs.alter_configs),
+    35: Api("DescribeLogDirs", 1, 4, log_dirs.handle),
     37: Api("CreatePartitions", 0, 3, topics.create_partitions),
     44: Api("IncrementalAlterConfigs", 0, 1, alter_configs.incremental_alter_configs),
+    43: Api("ElectLeaders", 0, 2, replicas.elect_leaders),
+    45: Api("AlterPartitionReassignments", 0, 1, replicas.alter_partition_reassignments),
+    46: Api("ListPartitionReassignments", 0, 0, replicas.list_partition_reassignments),
+    57: Api("UpdateFeatures", 0, 2, features.update_features),
     60: Api("DescribeCluster", 0, 2, cluster.describe_cluster),
     74: Api("ListConfigResources", 0, 1, configs.list_config_resources),
+    71: Api("GetTelemetrySubscriptions", 0, 0, telemetry.get_telemetry_subscriptions, is_advertised=False),
+    72: Api("PushTelemetry", 0, 0, telemetry.push_telemetry, is_advertised=False),
     75: Api("DescribeTopicPartitions", 0, 0, metadata.describe_topic_partitions),
 }
 _OWN_VERSIONS = Versions(API_VERSIONS, 0, 4)
 ADVERTISED: tuple[Versions, ...] = tuple(
-    sorted([*(api.versions(key) for key, api in _SERVED.items()), _OWN_VERSIONS])
+    sorted([*(api.versions(key) for key, api in _SERVED.items() if api.is_advertised), _OWN_VERSIONS])
 )
 
 APIS: dict[int, Api] = {

@@ -21,7 +21,16 @@ from typing import NamedTuple
 from dray.errors import CorruptStore, InvalidRequest
 from dray.index.cache import IndexCache
 from dray.index.changes import MAX_RUN_ENTRIES, MAX_TRUNCATED_ENTRIES
-from dray.index.entry import Placed, Truncated, live, place_all, sequence_of
+from dray.index.entry import (
+    BATCH_PREFIX_BYTES,
+    ParquetFile,
+    Placed,
+    Truncated,
+    WalChunk,
+    live,
+    place_all,
+    sequence_of,
+)
 from dray.index.log_start import decode, log_start_key
 from dray.metadata.store import Entry, MetadataStore, Position
 
@@ -116,6 +125,17 @@ class OffsetIndex:
         if known is None:
             known = await self._read_log_start(stream_id, fresh)
         return self._tell(stream_id, log_start=known).log_start
+
+    async def size_bytes(self, stream_id: int) -> int:
+        """How much the stream holds from its log start on, whole batches, as it was written first."""
+        end = await self.end(stream_id)
+        log_start = await self.log_start(stream_id) if end > NOTHING else 0
+        if log_start == 0:
+            return end.end_bytes
+        placed = await self.find(stream_id, log_start) if log_start < end.end_records else None
+        if placed is None:
+            return 0
+        return max(end.end_bytes - placed.end_bytes, 0) + _bytes_from(placed, log_start)
 
     def raise_log_start(self, stream_id: int, log_start: int) -> int:
         """Take in that the log starts there at least, before the watch tells. Where it starts, then."""
@@ -235,6 +255,18 @@ def adjacent(entries: Iterable[Placed], start: int) -> list[Placed]:
             break
         run.append(placed)
     return run
+
+
+def _bytes_from(placed: Placed, offset: int) -> int:
+    """What an entry holds from the batch at `offset` on."""
+    where = placed.entry.where
+    if isinstance(where, WalChunk):
+        number = where.batch_at(offset - placed.start_offset)
+        skipped = where.batch_offset(number) - BATCH_PREFIX_BYTES - where.chunk_offset
+        return where.chunk_length - skipped
+    if isinstance(where, ParquetFile):  # where its batches were is not known any more
+        return where.size_bytes * (placed.end_offset - offset) // placed.entry.records
+    return 0
 
 
 def _place(stream_id: int, stored: Iterable[Entry]) -> list[Placed]:
