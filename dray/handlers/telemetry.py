@@ -1,7 +1,7 @@
 """GetTelemetrySubscriptions (71) and PushTelemetry (72), KIP-714: of clients' metrics none are wanted.
 
-As with a Kafka broker that has no receiver for them, clients are not told of these APIs. Those who ask all the
-same get an answer: nothing is subscribed to, come back in five minutes.
+As with a Kafka broker that has no receiver for them, clients are not told of these APIs. Those who ask all
+the same get an answer: nothing is subscribed to, come back in five minutes.
 """
 
 from __future__ import annotations
