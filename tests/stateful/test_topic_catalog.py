@@ -1,15 +1,16 @@
-"""Brokers that create, grow and delete the same topics at once, in every order of their calls to the store.
+"""Brokers that create, grow, alter and delete the same topics at once, in every order of their calls.
 
 Hypothesis chooses who makes the next call and how it ends: well, with a lost answer, late, or with the death
 of the broker. After every write the store is looked at: no topic is half visible, streams are only added,
-no stream is in two topics, and what was hidden never comes back. At the end a new broker brings all to rest.
+no stream is in two topics, and what was hidden never comes back. Configs keep all that was set before, and no
+change is made twice. At the end a new broker brings all to rest.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 from uuid import UUID
 
@@ -17,12 +18,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dray.altering import Change, change_some
+from dray.altering import Operation as ConfigOperation
 from dray.errors import InvalidPartitions, OutcomeUnknown, TopicExists, Unavailable, UnknownTopic
 from dray.metadata.memory import MemoryData, MemoryStore
 from dray.topics.catalog import TopicCatalog
+from dray.topics.record import TopicRecord
 from tests.topic_store import DiedError, Fault, FaultyStore, broker, catalog, check_sound, stored
 
 NAMES = ["a", "b"]
+# Two configs that change together: one that is overwritten, and one that keeps all.
+LAST = "retention.ms"
+ALL = "leader.replication.throttled.replicas"
 # Few enough that brokers hit upon each other's.
 STREAM_IDS = st.integers(min_value=1, max_value=40)
 # Most calls end well, or nothing would ever be finished under way.
@@ -37,6 +44,7 @@ class History:
     streams: dict[UUID, tuple[int, ...]] = field(default_factory=dict)  # all that were ever visible
     names: dict[UUID, str] = field(default_factory=dict)
     hidden: set[UUID] = field(default_factory=set)  # visible once, but no longer
+    marks: dict[UUID, list[str]] = field(default_factory=dict)  # of alterations, in their order
 
     def look(self) -> None:
         check_sound(self.data)
@@ -47,7 +55,17 @@ class History:
             assert record.streams[: len(before)] == before, "a partition changed its stream"
             self.streams[topic_id] = record.streams
             self.names[topic_id] = record.name
+            self._look_at_configs(record)
         self.hidden |= self.streams.keys() - visible.keys()
+
+    def _look_at_configs(self, record: TopicRecord) -> None:
+        marks = self.marks.setdefault(record.topic_id, [])
+        last = record.configs.get(LAST)
+        if last is not None and marks[-1:] != [last]:
+            assert last not in marks, "a change was made twice"
+            marks.append(last)
+        listed = record.configs.get(ALL, "")
+        assert listed == ",".join(f"{mark}:0" for mark in marks), "a change was lost"
 
 
 @dataclass(frozen=True)
@@ -79,11 +97,27 @@ class Delete:
         return None
 
 
-Operation: TypeAlias = Create | Grow | Delete
+@dataclass(frozen=True)
+class Alter:
+    name: str
+    mark: str = ""  # given when it is run: each differs from all others
+
+    async def on(self, topics: TopicCatalog) -> UUID | None:
+        changes = [
+            Change(LAST, ConfigOperation.SET, self.mark),
+            Change(ALL, ConfigOperation.APPEND, f"{self.mark}:0"),
+        ]
+        await topics.alter_configs(self.name, change_some(changes, {ALL: ""}))
+        return None
+
+
+Operation: TypeAlias = Create | Grow | Delete | Alter
 OPERATIONS: st.SearchStrategy[Operation] = st.one_of(
     st.builds(Create, st.sampled_from(NAMES), st.integers(1, 4)),
     st.builds(Grow, st.sampled_from(NAMES), st.integers(2, 6)),
     st.builds(Delete, st.sampled_from(NAMES)),
+    st.builds(Alter, st.sampled_from(NAMES)),
+    st.builds(Alter, st.sampled_from(NAMES)),
 )
 
 
@@ -103,6 +137,8 @@ class Brokers:
 
     def add(self, operation: Operation) -> None:
         number = len(self._stores)
+        if isinstance(operation, Alter):
+            operation = replace(operation, mark=str(number + 1))
 
         async def before(_: int) -> Fault | None:
             gate = self._gates[number] = asyncio.Event()
@@ -127,6 +163,9 @@ class Brokers:
     async def _run(self, operation: Operation, topics: TopicCatalog) -> None:
         with suppress(DiedError, OutcomeUnknown, Unavailable, TopicExists, UnknownTopic, InvalidPartitions):
             created = await operation.on(topics)
+            if isinstance(operation, Alter):
+                made = sum(operation.mark in marks for marks in self.history.marks.values())
+                assert made == 1, "acknowledged but never made"
             if created is not None:
                 assert created in self.history.streams, "acknowledged but never visible"
                 self.created.append(created)
