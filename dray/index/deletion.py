@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dray.errors import OffsetOutOfRange, OutcomeUnknown, VersionConflict
+from dray.errors import MetadataError, OffsetOutOfRange, OutcomeUnknown, Unavailable, VersionConflict
 from dray.index.log_start import decode, encode, log_start_key
 from dray.index.lookup import OffsetIndex
 from dray.metadata.store import Expect, MetadataStore
@@ -41,21 +41,26 @@ class RecordDeleter:
         return self._index.raise_log_start(stream_id, await self._raise(stream_id, wanted))
 
     async def _raise(self, stream_id: int, wanted: int) -> int:
+        """Doing it twice is doing it once, so a put whose answer was lost is simply made again."""
         domain, key = self._domain_of(stream_id), log_start_key(stream_id)
-        failure: VersionConflict | OutcomeUnknown | None = None
+        failure: MetadataError | None = None
         for _ in range(ATTEMPTS):
-            if failure is not None:
-                await self._store.barrier(domain)
-            record = await self._store.get(domain, key)
-            if record is not None and (stored := decode(key, record.value)) >= wanted:
-                return stored
             try:
-                await self._store.put(
-                    domain, key, encode(wanted), Expect.ABSENT if record is None else record.version
-                )
+                if failure is not None:
+                    await self._store.barrier(domain)
+                record = await self._store.get(domain, key)
+                if record is not None and (stored := decode(key, record.value)) >= wanted:
+                    return stored
+                expect = Expect.ABSENT if record is None else record.version
+                await self._store.put(domain, key, encode(wanted), expect)
                 return wanted
-            except (VersionConflict, OutcomeUnknown) as error:
+            except VersionConflict as error:
+                failure = failure or error
+            except OutcomeUnknown as error:
                 failure = error
-        raise OutcomeUnknown(
-            f"the log start of stream {stream_id:016x}: not raised after {ATTEMPTS} attempts"
-        ) from failure
+            except Unavailable as error:
+                if not isinstance(failure, OutcomeUnknown):
+                    raise
+                failure = error
+                break
+        raise OutcomeUnknown(f"the log start of stream {stream_id:016x}: it may be raised") from failure

@@ -1,8 +1,8 @@
-"""A stream's index under appends, compaction, retention and crashes between them, on every store.
+"""A stream's index under appends, compaction, retention, deletions and crashes between them, on every store.
 
 The model is one list with an element per offset: what a record is, and whether it was truncated. Whatever
 the entries look like, every reader must find every record that is not truncated in an object that the model
-knows to hold it.
+knows to hold it. The log starts behind what was truncated or deleted, whichever is further.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from hypothesis.stateful import (
     rule,
 )
 
+from dray.errors import OffsetOutOfRange
 from dray.index.cache import IndexCache
 from dray.index.changes import Swap, carry_out, replace_run, truncate
+from dray.index.deletion import RecordDeleter
 from dray.index.entry import ParquetFile, Placed, Truncated, WalChunk, encode, place_all, sequence_of
 from dray.index.lookup import OffsetIndex
 from dray.metadata.store import Change, EntryChange, MetadataStore, NewEntry, Position
@@ -73,6 +75,7 @@ class Reader:
         self.cache = cache
         self.cached = OffsetIndex(store, lambda stream_id: D, cache)
         self.uncached = OffsetIndex(store, lambda stream_id: D)
+        self.deleter = RecordDeleter(store, lambda stream_id: D, self.cached)
         self.task = asyncio.create_task(cache.follow(store, D))
         self.told_end = self.told_log_start = 0
 
@@ -100,9 +103,13 @@ class Machine(RuleBasedStateMachine):
         self.readers: list[Reader] = [self.run_call(Reader.start(backend)) for _ in range(2)]
         self.offsets: list[set[str]] = []  # by offset: the paths that hold it, or have held it
         self.total_bytes = 0
-        self.log_start = 0
+        self.truncated = self.deleted = 0
         self.objects = 0
         self.interrupted: Swap | None = None  # its deletes are yet to be finished
+
+    @property
+    def log_start(self) -> int:
+        return max(self.truncated, self.deleted)
 
     def run_call(self, call: Awaitable[T]) -> T:
         async def wrapped() -> T:
@@ -167,10 +174,26 @@ class Machine(RuleBasedStateMachine):
         before = data.draw(st.integers(0, len(self.offsets)))
         ends = [placed.end_offset for placed in self.stored() if placed.end_offset <= before]
         swap = truncate(self.stored(), before, 6_000, INCARNATION)
-        assert (swap is None) == (max(ends, default=0) <= self.log_start)
+        assert (swap is None) == (max(ends, default=0) <= self.truncated)
         if swap is not None:
             self.swap(swap, crash, data)
-            self.log_start = max(ends)
+            self.truncated = max(ends)
+
+    @rule(who=st.integers(0, 1), data=st.data())
+    def delete(self, who: int, data: st.DataObject) -> None:
+        end = len(self.offsets)
+        before = data.draw(st.none() | st.integers(-2, end + 2))
+        reader = self.readers[who]
+        deleting = reader.deleter.delete_before(STREAM, before)
+        if before is not None and not 0 <= before <= end:
+            with pytest.raises(OffsetOutOfRange):
+                self.run_call(deleting)
+            return
+        self.deleted = max(self.deleted, end if before is None else before)
+        answer = self.run_call(deleting)
+        assert max(reader.told_log_start, end if before is None else before) <= answer <= self.log_start
+        reader.told_log_start = answer
+        assert self.run_call(reader.cached.log_start(STREAM)) >= answer
 
     def swap(self, swap: Swap, crash: str, data: st.DataObject) -> None:
         """Carry it out, or crash with some of its deletes done."""
@@ -229,7 +252,7 @@ class Machine(RuleBasedStateMachine):
         assert placed.entry.stream_id == STREAM
         assert placed.start_offset <= offset < placed.end_offset <= len(self.offsets)
         if isinstance(placed.entry.where, Truncated):
-            assert placed.end_offset <= self.log_start
+            assert placed.end_offset <= self.truncated
         else:
             assert isinstance(placed.entry.where, WalChunk | ParquetFile)
             assert placed.entry.where.path in self.offsets[offset]

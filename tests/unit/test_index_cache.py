@@ -252,6 +252,45 @@ def test_a_log_start_from_a_read_begun_before_a_change_is_not_kept(cache: IndexC
     assert cache.log_start(STREAM) is None
 
 
+def deleted_at(version: int | None, stream_id: int = STREAM) -> KeyChange:
+    return KeyChange(f"log-start/{stream_id:016x}", version)
+
+
+def test_a_change_of_the_log_start_record_moves_the_log_start(cache: IndexCache) -> None:
+    cache.learn_log_start(D, cache.now(), STREAM, 0, [at(10, 1)], None)
+    cache.apply(D, [deleted_at(4, STREAM + 1), KeyChange(f"log-starts/{STREAM:016x}", 5)])
+    assert cache.log_start(STREAM) == 0
+    cache.apply(D, [deleted_at(4)])
+    assert cache.log_start(STREAM) is None
+    cache.learn_log_start(D, cache.now(), STREAM, 7, [at(10, 1)], 4)
+    assert cache.log_start(STREAM) == 7
+
+
+@pytest.mark.parametrize("stale", [None, 3])
+def test_a_log_start_from_a_stale_record_is_not_kept(cache: IndexCache, stale: int | None) -> None:
+    began = cache.now()
+    assert not cache.doubts_record(D, STREAM, stale)
+    cache.apply(D, [deleted_at(4)])
+    assert cache.doubts_record(D, STREAM, stale)
+    for when in (began, cache.now()):
+        cache.learn_log_start(D, when, STREAM, 0, [at(10, 1)], stale)
+        assert cache.log_start(STREAM) is None
+    cache.learn_log_start(D, began, STREAM, 7, [at(10, 1)], 4)
+    assert cache.log_start(STREAM) == 7, "read before it was told, but the same version"
+
+
+def test_changes_of_records_give_way_like_those_of_entries(
+    cache: IndexCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dray.index.cache.MAX_REMEMBERED", 2)
+    began = cache.now()
+    cache.apply(D, [deleted_at(4), deleted_at(5), told(20, 1), told(30, 1)])
+    cache.learn_log_start(D, began, STREAM, 0, [at(10, 1)], 4)
+    assert cache.log_start(STREAM) is None, "what it may have missed is not remembered"
+    cache.learn_log_start(D, cache.now(), STREAM, 7, [at(10, 1)], 5)
+    assert cache.log_start(STREAM) == 7
+
+
 def test_the_stream_not_asked_for_longest_gives_way_from_its_lowest_offsets() -> None:
     cache = IndexCache(max_bytes=60_000)
     cache.open(D)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dray.errors import CorruptStore, InvalidRequest
+from dray.errors import CorruptStore, IncompatibleStore, InvalidRequest
 from dray.index import lookup
+from dray.index.cache import IndexCache
 from dray.index.entry import IndexEntry, Placed, encode, sequence_of
 from dray.index.lookup import OffsetIndex
 from dray.metadata.memory import MemoryData, MemoryStore
-from dray.metadata.store import Entry, NewEntry, Position
+from dray.metadata.store import Entry, KeyChange, NewEntry, Position, Record
 from tests.index_entries import STREAM, parquet_entry, truncated_entry, wal_entry
 
 D = 3
@@ -23,6 +24,7 @@ class PausedStore(MemoryStore):
         super().__init__(data)
         self.reads = self.barriers = 0
         self._old: dict[str, list[Entry]] | None = None
+        self.old_record: Record | None = None  # of the log start; read until a barrier
 
     def moment(self) -> dict[str, list[Entry]]:
         return {SEQUENCE: list(super()._entries(D, SEQUENCE))}
@@ -32,7 +34,10 @@ class PausedStore(MemoryStore):
 
     async def barrier(self, domain: int) -> None:
         self.barriers += 1
-        self._old = None
+        self._old = self.old_record = None
+
+    async def get(self, domain: int, key: str) -> Record | None:
+        return self.old_record or await super().get(domain, key)
 
     def _entries(self, domain: int, sequence: str) -> list[Entry]:
         self.reads += 1
@@ -48,7 +53,13 @@ class World:
         data = MemoryData()
         self.writer = MemoryStore(data)
         self.store = PausedStore(data)
-        self.index = OffsetIndex(self.store, lambda stream_id: D)
+        self.cache = IndexCache()
+        self.index = OffsetIndex(self.store, lambda stream_id: D, self.cache)
+
+    async def delete_before(self, offset: int) -> Record:
+        key = f"log-start/{STREAM:016x}"
+        version = await self.writer.put(D, key, b'{"format":1,"offset":%d}' % offset)
+        return Record(key, b'{"format":1,"offset":%d}' % offset, version)
 
     async def append(self, *entries: IndexEntry) -> list[Position]:
         positions = []
@@ -192,6 +203,92 @@ async def test_the_log_starts_behind_what_was_truncated(world: World) -> None:
     await world.swap(c, truncated_entry(6), b)
     assert await world.index.log_start(STREAM) == 6
     assert await world.index.end(STREAM) == (6, 312), "the sequence goes on where it was"
+
+
+async def test_the_log_starts_where_its_record_says_if_that_is_further(world: World) -> None:
+    _, b, _ = await world.append(wal_entry(2), wal_entry(2), wal_entry(2, 2))
+    await world.delete_before(1)
+    assert await world.index.log_start(STREAM) == 1
+    await world.swap(b, truncated_entry(4))
+    assert await world.index.log_start(STREAM) == 4
+    await world.delete_before(7)
+    assert await world.index.log_start(STREAM) == 7
+    assert world.store.barriers == 0
+
+
+async def test_a_stale_log_start_record_does_not_take_back_what_was_told(world: World) -> None:
+    await world.append(wal_entry(9))
+    old = await world.delete_before(2)
+    await world.delete_before(5)
+    assert await world.index.log_start(STREAM) == 5
+    world.store.old_record = old
+    assert await world.index.log_start(STREAM) == 5
+    world.store.old_record = old
+    assert await world.index.log_start(STREAM, fresh=True) == 5
+
+
+async def test_a_record_older_than_the_watch_told_is_read_again(world: World) -> None:
+    """Who was woken by the watch reads once: from a leader that stands still, the value of before."""
+    await world.append(wal_entry(9))
+    world.cache.open(D)
+    old = await world.delete_before(2)
+    assert await world.index.log_start(STREAM) == 2
+    new = await world.delete_before(5)
+    assert await world.index.log_start(STREAM) == 2, "as late as the watch"
+    world.cache.apply(D, [KeyChange(new.key, new.version)])
+    world.store.old_record = old
+    assert await world.index.log_start(STREAM) == 5
+    assert world.store.barriers == 1
+    reads = world.store.reads
+    assert await world.index.log_start(STREAM) == 5
+    assert world.store.reads == reads, "it is kept"
+
+
+async def test_a_front_older_than_the_record_is_no_empty_stream(world: World) -> None:
+    moment = world.store.moment()
+    await world.append(wal_entry(9))
+    await world.delete_before(5)
+    world.store.pause(moment)
+    assert await world.index.log_start(STREAM) == 5
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"7", b'{"format":1}', b'{"format":1,"offset":0}', b'{"format":true,"offset":3}']
+)
+async def test_a_log_start_that_nobody_wrote_is_said_to_be_corrupt(world: World, value: bytes) -> None:
+    await world.append(wal_entry(9))
+    await world.writer.put(D, f"log-start/{STREAM:016x}", value)
+    with pytest.raises(CorruptStore, match="log-start"):
+        await world.index.log_start(STREAM)
+
+
+async def test_a_log_start_of_a_newer_format_is_left_alone(world: World) -> None:
+    await world.append(wal_entry(9))
+    await world.writer.put(D, f"log-start/{STREAM:016x}", b'{"format":2,"at":"x"}')
+    with pytest.raises(IncompatibleStore):
+        await world.index.log_start(STREAM)
+
+
+async def test_a_stream_holds_the_batches_from_its_log_start_on(world: World) -> None:
+    """Each entry counts 104 bytes here, and each batch of it 104 with its length."""
+    assert await world.index.size_bytes(STREAM) == 0
+    await world.append(wal_entry(2), wal_entry(2))
+    sizes = [await world.index.size_bytes(STREAM)]
+    for offset in (1, 2, 3, 4):
+        await world.delete_before(offset)
+        sizes.append(await world.index.size_bytes(STREAM))
+    assert sizes == [208, 208, 104, 104, 0]
+
+
+async def test_an_entry_that_is_cut_by_the_log_start_counts_from_that_batch_on(world: World) -> None:
+    entry = wal_entry(1, 2, 3)
+    await world.writer.append(D, [NewEntry(SEQUENCE, 6, 3 * 104, encode(entry))])
+    await world.append(wal_entry(1))
+    sizes = []
+    for offset in (1, 2, 3, 5, 6, 7):
+        await world.delete_before(offset)
+        sizes.append(await world.index.size_bytes(STREAM))
+    assert sizes == [312, 312, 208, 208, 104, 0]
 
 
 async def test_an_interrupted_truncation_counts(world: World) -> None:

@@ -18,6 +18,7 @@ from aiokafka.record.default_records import (  # type: ignore[import-untyped]  #
 
 from dray.errors import DrayError, ObjectNotFound
 from dray.index import times
+from dray.index.deletion import RecordDeleter
 from dray.index.entry import BatchIndex, IndexEntry, Placed, WalChunk, encode, sequence_of
 from dray.index.lookup import OffsetIndex
 from dray.index.times import TimeIndex
@@ -81,6 +82,10 @@ class World:
 
     async def newest(self, end_offset: int | None = None) -> tuple[int, int] | None:
         return await self.times.find_latest_time(STREAM, end_offset=end_offset)
+
+    async def delete_before(self, offset: int) -> None:
+        assert await RecordDeleter(self.store, lambda stream_id: D, self.index).delete_before(STREAM, offset)
+        self.expected[:offset] = [None] * offset
 
     async def check(self, end_offset: int | None = None) -> None:
         """Every time there is, and those beside it."""
@@ -173,6 +178,33 @@ async def test_any_mix_of_times(world: World, seed: int, codec: int, monkeypatch
             sizes = [rng.randint(1, 6) for _ in range(rng.randint(1, 4))]
             await world.add(*([T + rng.randint(-5, 5) for _ in range(n)] for n in sizes), codec=codec)
     await world.check()
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+async def test_what_is_deleted_does_not_count_though_its_batch_is_there(world: World, codec: int) -> None:
+    """The log starts in the middle of a batch, of an entry with others."""
+    await world.add([T, T + 90, T + 1], [T + 2, T + 80, T + 3, T + 4, T + 3], [T + 4], codec=codec)
+    await world.add([T + 3, T + 5], codec=codec)
+    for log_start in range(1, 12):
+        await world.delete_before(log_start)
+        await world.check()
+        await world.check(end_offset=9)
+
+
+async def test_under_append_time_the_first_that_is_not_deleted_is_found(world: World) -> None:
+    data = bytearray(made([T, T, T], 0))
+    stamp_append_time(memoryview(data), T + 5)
+    await world.add(bytes(data))
+    await world.delete_before(1)
+    assert await world.by_time(T + 1) == (1, T + 5)
+    assert await world.newest() == (1, T + 5)
+
+
+async def test_a_batch_that_cannot_be_read_counts_from_the_log_start_on(world: World) -> None:
+    await world.add(rubbish(T + 7))
+    await world.delete_before(2)
+    assert await world.by_time(T) == (2, T + 7)
+    assert await world.newest() == (2, T + 7)
 
 
 async def test_what_is_at_or_behind_the_end_does_not_count(world: World) -> None:

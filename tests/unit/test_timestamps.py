@@ -128,6 +128,21 @@ def test_any_times_are_found(times: list[int], wanted: int, codec: str) -> None:
     assert latest(batch, MIB) == expected_latest(times)
 
 
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_records_before_the_first_that_counts_are_passed_over(codec: str) -> None:
+    times = [T, T + 9, T + 3, T + 4]
+    batch = build("kafka-python", codec, times)
+    assert [first_at_or_after(batch, T + 3, MIB, first) for first in range(4)] == [
+        (1, T + 9),
+        (1, T + 9),
+        (2, T + 3),
+        (3, T + 4),
+    ]
+    assert first_at_or_after(batch, T + 5, MIB, 2) is None
+    newest = [latest(batch, MIB, first) for first in range(4)]
+    assert newest == [(1, T + 9), (1, T + 9), (3, T + 4), (3, T + 4)]
+
+
 @pytest.mark.parametrize("codec", CODES)
 def test_under_append_time_every_record_has_the_time_of_the_header(codec: str) -> None:
     data = bytearray(build("aiokafka", codec, [T, T + 9, T + 3]).data)
@@ -136,6 +151,7 @@ def test_under_append_time_every_record_has_the_time_of_the_header(codec: str) -
     assert first_at_or_after(batch, T + 4, MIB) == (0, T + 4)
     assert first_at_or_after(batch, T + 5, MIB) is None
     assert latest(batch, MIB) == (0, T + 4)
+    assert first_at_or_after(batch, T + 4, MIB, 2) == latest(batch, MIB, 2) == (2, T + 4)
 
 
 def test_a_header_that_says_too_much_or_too_little_is_not_believed() -> None:
