@@ -10,10 +10,10 @@ import socket
 import struct
 import sys
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import pytest
@@ -43,13 +43,16 @@ OFFERED = {
     "DeleteRecords": (21, 0, 2),
     "OffsetForLeaderEpoch": (23, 2, 4),
     "DescribeConfigs": (32, 1, 4),
+    "AlterConfigs": (33, 0, 2),
     "DescribeLogDirs": (35, 1, 4),
     "CreatePartitions": (37, 0, 3),
     "ElectLeaders": (43, 0, 2),
+    "IncrementalAlterConfigs": (44, 0, 1),
     "AlterPartitionReassignments": (45, 0, 1),
     "ListPartitionReassignments": (46, 0, 0),
     "UpdateFeatures": (57, 0, 2),
     "DescribeCluster": (60, 0, 2),
+    "ListConfigResources": (74, 0, 1),
     "DescribeTopicPartitions": (75, 0, 0),
 }
 # Kafka without a receiver of telemetry does not tell of these, and answers them.
@@ -63,6 +66,7 @@ NOWHERE = UUID(int=77)
 OK = ErrorCode.none
 UNKNOWN = ErrorCode.unknown_topic_or_partition
 UNKNOWN_ID = ErrorCode.unknown_topic_id
+BAD = ErrorCode.invalid_request
 
 
 class Client:
@@ -156,7 +160,47 @@ def by_name_or_id(name: str, topic_id: UUID, **more: Any) -> dict[str, Any]:
     return {"name": name, "topic": name, "topic_id": topic_id, **more}
 
 
-def shapes(client: Client) -> dict[int, list[tuple[dict[str, Any], set[ErrorCode]]]]:
+Shape: TypeAlias = tuple[dict[str, Any], set[ErrorCode]]
+
+
+def alterations(alter: Callable[..., dict[str, Any]]) -> list[Shape]:
+    """Of both APIs that alter configs; the codes are those of a Kafka 4.2 broker, but for what it can and
+    Dray cannot."""
+    good = ("retention.ms", "5")
+    once, unknown = alter(2, "known", good), alter(2, "missing", good)
+    return [
+        (alter(2, "known", good), {OK}),
+        (alter(2, "known", ("retention.ms", "6"), validate_only=True), {OK}),
+        (alter(2, "known"), {OK}),
+        (alter(2, "known", good, ("nope", "1")), {ErrorCode.invalid_config}),
+        (alter(2, "known", ("max.message.bytes", "x")), {ErrorCode.invalid_config}),
+        (alter(2, "known", ("max.message.bytes", "x"), validate_only=True), {ErrorCode.invalid_config}),
+        (alter(2, "known", ("max.message.bytes", "1" * 32_000)), {ErrorCode.invalid_config}),
+        (alter(2, "known", ("", "1")), {ErrorCode.invalid_config}),
+        (alter(2, "known", ("retention.ms\0", "1")), {ErrorCode.invalid_config}),
+        (alter(2, "known", ("\U0001f40d" * 8_000, "1")), {ErrorCode.invalid_config}),
+        (alter(2, "known", ("retention.ms", None)), {BAD}),
+        (alter(2, "known", good, good), {BAD}),
+        ({"resources": once["resources"] * 2}, {BAD}),
+        (unknown, {UNKNOWN}),
+        ({"resources": [*once["resources"], *unknown["resources"]]}, {OK, UNKNOWN}),
+        (alter(2, "", good), {BAD}),
+        (alter(2, "no/name", good), {ErrorCode.invalid_topic_exception}),
+        (alter(4, "", ("log.retention.ms", "5")), {OK}),
+        (alter(4, "", ("log.retention.ms", "x")), {BAD}),
+        (alter(4, "", ("node.id", "5")), {BAD}),
+        (alter(4, "", ("nope", "5")), {BAD}),
+        (alter(4, "0", ("log.retention.ms", "5")), {BAD}),
+        (alter(4, "x", ("log.retention.ms", "5")), {BAD}),
+        (alter(8, "0", ("root", "DEBUG")), {BAD}),
+        (alter(16, "metrics", ("interval.ms", "100")), {BAD}),
+        (alter(32, "group", ("consumer.session.timeout.ms", "45000")), {BAD}),
+        (alter(0, "x"), {BAD}),
+        (alter(99, "x"), {BAD}),
+    ]
+
+
+def shapes(client: Client) -> dict[int, list[Shape]]:
     """Per API, what to ask and the errors to expect; where ids came in, their error stands for the name's."""
     known = ("known", client.topic_id)
     missing = ("missing", NOWHERE)
@@ -178,6 +222,11 @@ def shapes(client: Client) -> dict[int, list[tuple[dict[str, Any], set[ErrorCode
     def configs(kind: int, name: str, keys: list[str] | None) -> dict[str, Any]:
         resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
         return {"resources": [resource]}
+
+    def alter(kind: int, name: str, *configs: tuple[Any, ...], **more: Any) -> dict[str, Any]:
+        """Each config is its name, its value and, where there is one, its operation."""
+        altered = [{"name": each[0], "value": each[1], "config_operation": (*each, 0)[2]} for each in configs]
+        return {"resources": [{"resource_type": kind, "resource_name": name, "configs": altered}], **more}
 
     def grow(name: str, count: int, **more: Any) -> dict[str, Any]:
         return {"topics": [{"name": name, "count": count, "assignments": None}], **more}
@@ -306,15 +355,40 @@ def shapes(client: Client) -> dict[int, list[tuple[dict[str, Any], set[ErrorCode
             (configs(2, "missing", None), {UNKNOWN}),
             (configs(99, "?", None), {ErrorCode.invalid_request}),
             (configs(4, "", None), {OK}),
+            (configs(4, "0", None), {OK}),
+            (configs(4, "99", None), {BAD}),
+            (configs(4, "x", None), {BAD}),
+            (configs(8, "0", None), {BAD}),
+            (configs(16, "metrics", None), {BAD}),
+            (configs(32, "group", None), {BAD}),
         ],
+        33: alterations(alter),
         37: [
             (grow("known", 3, validate_only=True), {OK}),
             (grow("known", 1), {ErrorCode.invalid_partitions}),
             (grow("missing", 3), {UNKNOWN}),
         ],
+        44: [
+            *alterations(alter),
+            (alter(2, "known", ("retention.ms", None, 1), ("nope", "x", 1)), {OK}),
+            (alter(2, "known", ("retention.ms", "1", 2)), {ErrorCode.invalid_config}),
+            (alter(2, "known", ("nope", "1", 3)), {ErrorCode.invalid_config}),
+            (alter(2, "known", ("cleanup.policy", "delete", 2)), {OK}),
+            (alter(2, "known", ("cleanup.policy", "compact", 2)), {ErrorCode.invalid_config}),
+            (alter(2, "known", ("cleanup.policy", None, 3)), {BAD}),
+            (alter(2, "known", ("retention.ms", "1", 4)), {BAD}),
+            (alter(2, "known", ("retention.ms", "1", -1)), {BAD}),
+            (alter(4, "", ("node.id", None, 1)), {OK}),
+            (alter(4, "", ("num.partitions", "1", 2)), {ErrorCode.invalid_config}),
+        ],
         60: [
             ({"endpoint_type": 1}, {OK}),
             ({"endpoint_type": 2}, {OK, ErrorCode.mismatched_endpoint_type}),
+        ],
+        74: [
+            ({"resource_types": (2, 4, 2)}, {OK}),
+            ({"resource_types": (8, 16, 32)}, {OK}),
+            ({"resource_types": (99,)}, {OK, ErrorCode.unsupported_version}),  # without types in version 0
         ],
         75: [
             ({"topics": [{"name": "known"}], "response_partition_limit": 1}, {OK}),
