@@ -37,6 +37,7 @@ from dray.metadata.opening import open_store, redact
 from dray.metadata.store import EntryChange, Gap, MetadataStore, WatchEvent
 from dray.objectstore.opening import open_object_store
 from dray.objectstore.store import ObjectStore
+from dray.producers.ids import ProducerIds
 from dray.registry import BrokerRegistry
 from dray.server import Answer, Connection, NetworkLimits, Server
 from dray.topics.catalog import TopicCatalog, topic_directory
@@ -77,7 +78,9 @@ class Broker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cache = IndexCache(settings.index_cache_bytes)
         self._witness = Witness(store, self._domain_of)
-        self._index = DecidedIndex(store, self._domain_of, self._cache, self._witness)
+        self._index = DecidedIndex(
+            store, self._domain_of, self._cache, self._witness, incarnation=cluster.incarnation
+        )
         self._wal_reader = WalReader(objects, cache_bytes=settings.fetch_cache_bytes)
         self._wakeups = Wakeups()
         self._writer = WalWriter(
@@ -90,6 +93,8 @@ class Broker:
             max_buffer_bytes=settings.wal_buffer_bytes,
             clock=self._index.now,
             on_commit=self._committed,
+            folds=self._index.folds,
+            resolve=self._index.resolve,
         )
         self._reader = LogReader(
             self._index, self._wal_reader, self._wakeups, buffer_bytes=settings.fetch_buffer_bytes
@@ -145,6 +150,8 @@ class Broker:
             deleter=RecordDeleter(self._store, self._domain_of, self._index),
             appender=LogAppender(self._writer, self._cluster.num_domains),
             reader=self._reader,
+            folds=self._index.folds,
+            producer_ids=ProducerIds(self._store),
             cluster_settings=self._cluster_settings,
             enforce_owner=settings.routing_enforce_owner,
             objects_url=redact(settings.objects),
@@ -180,6 +187,7 @@ class Broker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._index.close()
         await self._wal_reader.close()
         log.info("broker stopped")
 

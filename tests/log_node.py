@@ -162,7 +162,9 @@ class Node:
         self.objects = objects
         self.cache = IndexCache(index_bytes)
         self.witness = Witness(store, lambda stream_id: DOMAIN)
-        self.index = DecidedIndex(store, lambda stream_id: DOMAIN, self.cache, self.witness)
+        self.index = DecidedIndex(
+            store, lambda stream_id: DOMAIN, self.cache, self.witness, incarnation=INCARNATION
+        )
         self.wal = WalReader(objects, cache_bytes=cache_bytes, block_bytes=block_bytes)
         self.wakeups = Wakeups()
         self.writer = WalWriter(
@@ -174,6 +176,8 @@ class Node:
             target_bytes=target_bytes,
             clock=self.index.now,
             on_commit=self._committed,
+            folds=self.index.folds,
+            resolve=self.index.resolve,
         )
         self.appender = LogAppender(self.writer, 1, now_ms)
         self.reader = LogReader(self.index, self.wal, self.wakeups, buffer_bytes=buffer_bytes)

@@ -15,6 +15,8 @@ from dray.index.lookup import OffsetIndex
 from dray.index.times import TimeIndex
 from dray.log.append import LogAppender
 from dray.log.read import LogReader
+from dray.producers.folds import StreamFolds
+from dray.producers.ids import ProducerIds
 from dray.protocol.codec import Fields
 from dray.registry import BrokerRegistry
 from dray.routing import Brokers
@@ -46,6 +48,8 @@ class Services:
     deleter: RecordDeleter
     appender: LogAppender
     reader: LogReader
+    folds: StreamFolds
+    producer_ids: ProducerIds
     cluster_settings: ClusterSettings
     enforce_owner: bool
     objects_url: str  # without secrets

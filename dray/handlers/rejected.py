@@ -84,7 +84,6 @@ def _per_transaction(body: Any, code: ErrorCode) -> Fields:
 
 
 REJECTED: dict[int, Rejected] = {
-    22: Rejected("InitProducerId", _at_the_top(producer_id=-1, producer_epoch=-1)),
     24: Rejected("AddPartitionsToTxn", _per_partition),
     25: Rejected("AddOffsetsToTxn", _at_the_top()),
     26: Rejected("EndTxn", _at_the_top()),

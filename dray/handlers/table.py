@@ -20,6 +20,7 @@ from dray.handlers import (
     metadata,
     offset_for_leader_epoch,
     produce,
+    producers,
     replicas,
     telemetry,
     topics,
@@ -59,6 +60,7 @@ _SERVED: dict[int, Api] = {
     20: Api("DeleteTopics", 1, 6, topics.delete_topics),
     21: Api("DeleteRecords", 0, 2, delete_records.handle),
     23: Api("OffsetForLeaderEpoch", 2, 4, offset_for_leader_epoch.handle),
+    22: Api("InitProducerId", 0, 5, producers.init_producer_id),
     32: Api("DescribeConfigs", 1, 4, configs.describe_configs),
     33: Api("AlterConfigs", 0, 2, alter_configs.alter_configs),
     35: Api("DescribeLogDirs", 1, 4, log_dirs.handle),
@@ -72,6 +74,7 @@ _SERVED: dict[int, Api] = {
     74: Api("ListConfigResources", 0, 1, configs.list_config_resources),
     71: Api("GetTelemetrySubscriptions", 0, 0, telemetry.get_telemetry_subscriptions, is_advertised=False),
     72: Api("PushTelemetry", 0, 0, telemetry.push_telemetry, is_advertised=False),
+    61: Api("DescribeProducers", 0, 0, producers.describe_producers),
     75: Api("DescribeTopicPartitions", 0, 0, metadata.describe_topic_partitions),
 }
 _OWN_VERSIONS = Versions(API_VERSIONS, 0, 4)

@@ -7,8 +7,9 @@ entry keeps the position of the one it replaces, so cumulative sizes and all lat
 Live entries of a stream tile [0, end). Retention keeps that: what it takes becomes one `Truncated` entry
 from 0 on, which a later retention takes in again.
 
-The one other change is `void`: an entry whose object was fenced keeps its place and points to nothing.
-Whoever may mark it does so by the same compare-and-put, at any time, so it needs no claim.
+Two other changes keep the entry in its place: `void`, where its object was fenced and it points to nothing,
+and `resolve`, which adds the fold's verdicts. Everybody plans the same ones, and whoever may does so by the
+same compare-and-put, at any time, so they need no claim.
 
 Left to the caller: one change at a time per stream, claimed by a task record and finished before the next;
 and what has to be done before and after a removal (producer snapshot, verdicts, marks, references).
@@ -23,6 +24,7 @@ from itertools import pairwise
 from dray.errors import InvalidRequest
 from dray.index.entry import (
     IndexEntry,
+    Kind,
     ParquetFile,
     Placed,
     Truncated,
@@ -137,6 +139,16 @@ def void(placed: Placed) -> Swap:
         max_timestamp_ms=NO_TIMESTAMP,
         where=Void(chunk.object_id),
     )
+    return Swap(Position(placed.end_offset, placed.end_bytes), placed.version, new, ())
+
+
+def resolve(placed: Placed, verdicts: Sequence[Kind]) -> Swap:
+    """Plan to store the fold's verdicts, one for each batch, in an entry that counts and is not decided."""
+    chunk = placed.entry.where
+    if not isinstance(chunk, WalChunk) or len(chunk.batches) != len(verdicts) or chunk.verdicts:
+        stream = f"stream {placed.entry.stream_id:016x}"
+        raise InvalidRequest(f"{stream}: {len(verdicts)} verdicts for the entry at {placed.end_offset}")
+    new = replace(placed.entry, where=replace(chunk, verdicts=tuple(verdicts)))
     return Swap(Position(placed.end_offset, placed.end_bytes), placed.version, new, ())
 
 

@@ -48,11 +48,15 @@ class Pending:
     stream_id: int = field(init=False)
     records: int = field(init=False)
     size_bytes: int = field(init=False)
+    count: int = field(init=False)  # of batches
+    producer: Producer | None = field(init=False)  # of an idempotent one, who writes one batch at a time
 
     def __post_init__(self) -> None:
         self.stream_id = self.batches[0].stream_id
         self.records = sum(batch.records for batch in self.batches)
         self.size_bytes = sum(len(batch.data) for batch in self.batches)
+        self.count = len(self.batches)
+        self.producer = self.batches[0].producer
 
 
 class SegmentBatcher:

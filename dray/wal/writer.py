@@ -7,6 +7,14 @@ carries every object that is uploaded by then (protocol 3, 19).
 Every object has its marker before it is put. An append brings the markers of the next objects along, so that
 these need not wait for one; only the first of an idle writer does.
 
+Batches of idempotent producers are judged by the fold of their stream right before each append, with nothing
+awaited between that and sending it (protocol 4). What is not ok is left out: a duplicate is answered with its
+old offset, anything else with an error. An entry states where the fold ends. If it starts there, nobody came
+in between and the judgement holds; if not, where the store let it in all the same, its callers are answered
+by what the fold says of it there, and the verdicts are stored. A gap is told only behind a barrier, and not
+at all where this writer has just failed an earlier batch of the same producer: then the later ones fail
+alike.
+
 What a caller hears is true: `Committed` only after the append was acknowledged and the object's record is
 COMMITTED; `NotCommitted` only if nothing of it is, nor ever will be; `CommitUnknown` if the store stayed
 away for too long to find out. An append is never sent twice. One whose outcome is unknown is settled by
@@ -25,31 +33,40 @@ import enum
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
 from dray.errors import (
     AccessDenied,
     CommitUnknown,
+    CorruptStore,
     DrayError,
     InvalidRequest,
     MetadataError,
     NoSuchNamespace,
     NotCommitted,
     OutcomeUnknown,
+    OutOfOrderSequence,
+    SequenceError,
+    StaleEpoch,
+    StartConflict,
     StoreFull,
     TooLarge,
     Unavailable,
+    UnknownProducer,
     VersionConflict,
 )
-from dray.index.entry import Placed, WalChunk, place, sequence_of
+from dray.index.entry import Kind, Placed, Producer, WalChunk, place, sequence_of, stream_of
+from dray.index.fold import OK, Verdict
 from dray.metadata.store import AppendResult, Delete, Expect, MetadataStore, NewEntry, Put
 from dray.objectstore.store import ObjectStore
+from dray.producers.folds import StreamFolds
 from dray.wal.assemble import Assembled, Identity, assemble
 from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher, check_pending
+from dray.wal.draft import Part, draft_part, producer_streams
 from dray.wal.format import object_path
 from dray.wal.objects import (
     Marker,
@@ -80,6 +97,22 @@ SETTLE_PAUSE_S = 0.1
 MAX_STEPS_BACK = 1_000
 # Markers put ahead are used within this time, far below the age at which a collector looks at them.
 SPARE_S = 60.0
+# What stating a start adds to an entry, at most.
+EXPECTED_START_BYTES = 11
+# Producers whose last batch this writer failed, and how many later ones fail alike: as many as a client may
+# have in flight.
+MAX_BROKEN = 10_000
+FAIL_ALIKE = 5
+REFUSALS: dict[Kind, type[SequenceError]] = {
+    Kind.OUT_OF_ORDER: OutOfOrderSequence,
+    Kind.STALE_EPOCH: StaleEpoch,
+    Kind.UNKNOWN_PRODUCER: UnknownProducer,
+}
+# Verdicts that a stale fold may give wrongly.
+DOUBTFUL = (Kind.OUT_OF_ORDER, Kind.UNKNOWN_PRODUCER)
+
+
+async def _leave_to_others(_: Placed) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +152,15 @@ class WalWriter:
         new_id: Callable[[], UUID] = uuid4,
         clock: Callable[[], int] = lambda: 0,
         on_commit: Callable[[CommittedObject], None] = lambda _: None,
+        folds: StreamFolds | None = None,
+        resolve: Callable[[Placed], Awaitable[None]] = _leave_to_others,
         pipeline: type[_Pipeline] | None = None,
     ) -> None:
-        """`on_commit` is called before the callers of an object are answered; it does not raise."""
+        """`on_commit` is called before the callers of an object are answered; it does not raise.
+
+        Without `folds`, batches of idempotent producers are not taken. `resolve` stores the verdicts on an
+        entry of this writer that others came before.
+        """
         self.metadata = metadata
         self.objects = objects
         self.zone = zone
@@ -133,6 +172,9 @@ class WalWriter:
         self.new_id = new_id
         self.clock = clock
         self.on_commit = on_commit
+        self.folds = folds
+        self.resolve = resolve
+        self.broken = _Broken()
         self._max_buffer_bytes = max_buffer_bytes
         self._free_bytes = max_buffer_bytes
         # With their domains, in the order they came, by the futures of those who wait.
@@ -160,11 +202,46 @@ class WalWriter:
         check_pending(pending, self.metadata.limits)
         if pending.size_bytes > self._max_buffer_bytes:
             raise TooLarge("bytes written at once", pending.size_bytes, self._max_buffer_bytes)
+        if pending.producer is not None and self._is_told(pending, pending.producer):
+            return answer
         self._waiting[answer] = domain, pending
         self._admit()
         if answer in self._waiting:
             answer.add_done_callback(self._leave)
         return answer
+
+    def tell(self, pending: Pending, verdict: Verdict, start: int) -> None:
+        """Answer a caller by the verdict on its batches; `start` is where they are if they are ok."""
+        if verdict.offset is not None:
+            start = verdict.offset
+            assert self.folds is not None, "nobody else knows of duplicates"
+            self.folds.acknowledge(pending.stream_id, start + pending.records)
+        handle = pending.handle
+        refusal = REFUSALS.get(verdict.kind)
+        if refusal is None:
+            self.broken.mend(pending)
+            if not handle.done():
+                handle.set_result(Committed(start, start + pending.records))
+        elif not handle.done():
+            if verdict.kind in DOUBTFUL and self.broken.is_broken(pending):
+                handle.set_exception(NotCommitted("an earlier batch of this producer was not committed"))
+            else:
+                handle.set_exception(refusal(f"{verdict.kind.value}: {pending.producer}"))
+
+    def _is_told(self, pending: Pending, producer: Producer) -> bool:
+        """Answer what any folded prefix tells: a duplicate, and an epoch that is over (protocol 10)."""
+        if self.folds is None:
+            raise ValueError("batches of idempotent producers need folds")
+        if pending.count > 1:
+            raise ValueError("an idempotent producer writes one batch at a time")
+        fold = self.folds.fold(pending.stream_id)
+        if fold is None:
+            return False
+        verdict = fold.check(producer, pending.records, self.wall_clock_ms())
+        if verdict.kind not in (Kind.DUPLICATE, Kind.STALE_EPOCH):
+            return False
+        self.tell(pending, verdict, -1)
+        return True
 
     async def close(self) -> None:
         """Commit what was accepted, then end. Whoever still waits for room, or comes later, is refused."""
@@ -182,7 +259,9 @@ class WalWriter:
 
     def _leave(self, answer: asyncio.Future[Committed]) -> None:
         """Whoever gave up waiting for room holds no bytes, nor those behind."""
-        if self._waiting.pop(answer, None) is not None:
+        waited = self._waiting.pop(answer, None)
+        if waited is not None:
+            self.broken.add(waited[1])
             self._admit()
 
     def _admit(self) -> None:
@@ -193,6 +272,7 @@ class WalWriter:
                 break
             self._waiting.popitem(last=False)
             if answer.done():  # cancelled while it waited
+                self.broken.add(pending)
                 continue
             pipeline = self._pipelines.get(domain)
             if pipeline is None:
@@ -202,6 +282,37 @@ class WalWriter:
                 continue
             self._free_bytes -= pending.size_bytes
             pipeline.add(pending)
+
+
+class _Broken:
+    """Producers of whom a batch was not committed here: what follows it is no gap of the client's making.
+
+    Bounded twice: the oldest are forgotten, and each is good for as many answers as batches can have been on
+    their way behind the one that failed.
+    """
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    def add(self, pending: Pending) -> None:
+        if pending.producer is not None:
+            key = pending.stream_id, pending.producer.id
+            self._left[key] = FAIL_ALIKE
+            self._left.move_to_end(key)
+            if len(self._left) > MAX_BROKEN:
+                self._left.popitem(last=False)
+
+    def mend(self, pending: Pending) -> None:
+        if pending.producer is not None:
+            self._left.pop((pending.stream_id, pending.producer.id), None)
+
+    def is_broken(self, pending: Pending) -> bool:
+        assert pending.producer is not None, "others have no sequence"
+        key = pending.stream_id, pending.producer.id
+        left = self._left.pop(key, 0)
+        if left > 1:
+            self._left[key] = left - 1
+        return left > 0
 
 
 class _Step(enum.Enum):
@@ -241,6 +352,10 @@ class _Object:
     def parts(self) -> Assembled:
         assert self.assembled is not None, "asked for only between assembling and the answer"
         return self.assembled
+
+
+# Objects of an append, with what of them was sent.
+_Sent: TypeAlias = Sequence[tuple[_Object, Part]]
 
 
 class _Pipeline:
@@ -350,6 +465,9 @@ class _Pipeline:
 
     def _leave_out_given_up(self, sealed: _Object) -> None:
         """Batches whose callers have gone while a store was away: they will write them again."""
+        for pending in sealed.pending:
+            if pending.handle.done():
+                self._writer.broken.add(pending)
         sealed.pending = [pending for pending in sealed.pending if not pending.handle.done()]
         if not sealed.pending:
             raise NotCommitted("nobody waits for it any more")
@@ -404,9 +522,14 @@ class _Pipeline:
             self._loop.call_soon(self._poke)
 
     def _next_append(self) -> list[_Object]:
-        """The objects at the front that are uploaded, as many as fit into one append."""
+        """The objects at the front that are uploaded, as many as fit into one append.
+
+        Where each record of an append passes or fails alone, no two of them have producers in one stream: the
+        second could be committed and the first fenced, and it was judged as though that one counted.
+        """
         limits = self._metadata.limits
         chosen: list[_Object] = []
+        streams: set[int] = set()
         operations = size = 0
         for sealed in self._on_way:
             if sealed.step is _Step.OVER:
@@ -416,17 +539,39 @@ class _Pipeline:
             parts = sealed.parts
             operations += limits.operations(len(parts.entries), len(parts.puts), len(parts.deletes))
             size += limits.size(parts.entries, parts.puts, parts.deletes)
+            size += EXPECTED_START_BYTES * len(parts.entries)
             if chosen and (operations > limits.max_operations or size > limits.max_bytes):
                 break
+            if not self._metadata.conditions_abort:
+                with_producers = set(producer_streams(parts))
+                if streams & with_producers:
+                    break
+                streams |= with_producers
             chosen.append(sealed)
         return chosen
 
-    def _operations(self, chosen: Sequence[_Object]) -> tuple[list[NewEntry], list[Put], list[Delete]]:
-        return (
-            [entry for sealed in chosen for entry in sealed.parts.entries],
-            [put for sealed in chosen for put in sealed.parts.puts],
-            [delete for sealed in chosen for delete in sealed.parts.deletes],
-        )
+    async def _judged(self, chosen: Sequence[_Object]) -> list[Part]:
+        """What of each object is to be sent. Between taking the drafts and returning nothing is awaited."""
+        folds = self._writer.folds
+        streams = {stream for sealed in chosen for stream in producer_streams(sealed.parts)}
+        if folds is None or not streams:
+            return [draft_part(sealed.parts, {}) for sealed in chosen]
+        held = {stream: folds.current(stream) or await folds.catch_up(stream) for stream in streams}
+        certain: set[int] = set()
+        while True:
+            drafts = {stream: fold.draft() for stream, fold in held.items()}
+            parts = [draft_part(sealed.parts, drafts) for sealed in chosen]
+            doubtful = {
+                stream
+                for part in parts
+                for stream, verdicts in part.verdicts.items()
+                if any(verdict.kind in DOUBTFUL for verdict in verdicts)
+            } - certain
+            if not doubtful:
+                return parts
+            for stream in doubtful:
+                held[stream] = await folds.catch_up(stream, fresh=True)
+            certain |= doubtful
 
     def _mark_ahead(
         self, entries: Sequence[NewEntry], puts: list[Put], deletes: Sequence[Delete]
@@ -466,12 +611,34 @@ class _Pipeline:
             self._advance()
 
     async def _append(self, chosen: list[_Object]) -> None:
+        deadline = self._loop.time() + self._writer.settle_s
         while chosen:
             began = self._writer.clock()
-            entries, puts, deletes = self._operations(chosen)
+            try:
+                parts = await self._judged(chosen)
+            except DrayError as error:
+                self._fail_all(
+                    chosen, NotCommitted(f"what was written before is not at hand: {error}"), error
+                )
+                return
+            sent = []
+            for sealed, part in zip(chosen, parts, strict=True):
+                if part.entries:
+                    sent.append((sealed, part))
+                else:  # nothing of it is new
+                    self._answer(sealed, part, (), {})
+            if not sent:
+                return
+            chosen = [sealed for sealed, _ in sent]
+            entries, puts, deletes = _operations(sent)
             spares = self._mark_ahead(entries, puts, deletes)
             try:
                 result = await self._metadata.append(self._domain, entries, puts, deletes)
+            except StartConflict as conflict:
+                # Others came first, and nothing happened: judge by what they wrote.
+                if self._loop.time() >= deadline or not await self._follow(conflict):
+                    self._fail_all(chosen, NotCommitted(f"the append failed: {conflict}"), conflict)
+                    return
             except VersionConflict as conflict:
                 # Of a store where that fails the whole append: nothing happened, the others may try again.
                 fenced = [s for s in chosen if record_key(s.id) == conflict.key]
@@ -479,49 +646,66 @@ class _Pipeline:
                     self._fail(sealed, NotCommitted(f"object {sealed.path} was fenced"), conflict)
                 chosen = [s for s in chosen if s.step is not _Step.OVER]
             except NO_EFFECT as error:
-                for sealed in chosen:
-                    self._fail(sealed, NotCommitted(f"the append failed: {error}"), error)
+                self._fail_all(chosen, NotCommitted(f"the append failed: {error}"), error)
                 return
             except MetadataError as unknown:  # also an answer that nobody understands
-                await self._settle(chosen, unknown)
+                await self._settle(sent, unknown)
                 return
             else:
                 self._spares += spares
-                self._acknowledge(chosen, result, began)
+                await self._acknowledge(sent, result, began)
                 return
 
-    def _acknowledge(self, chosen: list[_Object], result: AppendResult, began: int) -> None:
+    async def _follow(self, conflict: StartConflict) -> bool:
+        """Fold what came in between."""
+        stream_id = stream_of(conflict.sequence)
+        folds = self._writer.folds
+        assert stream_id is not None, "nothing else states a start"
+        assert folds is not None, "without them no start is stated"
+        try:
+            await folds.catch_up(stream_id, to=conflict.actual)
+        except DrayError as error:
+            log.warning("stream %016x: %s", stream_id, error)
+            return False
+        return True
+
+    async def _acknowledge(self, sent: _Sent, result: AppendResult, began: int) -> None:
         ends = iter(result.entries)
         versions = iter(result.puts)
-        for sealed in chosen:
-            committed = next(versions) is not None
+        committed: list[tuple[_Object, Part, list[Placed]]] = []
+        for sealed, part in sent:
+            is_committed = next(versions) is not None
             placed = []
-            for entry in sealed.parts.indexed:
+            for entry in part.indexed:
                 assigned = next(ends)
                 placed.append(Placed(entry, *assigned.position, assigned.version))
                 next(versions)
-            if committed:
-                self._answer(sealed, placed, began)
+            if is_committed:
+                committed.append((sealed, part, placed))
+                self._tell_readers(sealed, placed, began)
             else:  # its entries have landed, but an object that is fenced is void for everybody
                 self._fail(sealed, NotCommitted(f"object {sealed.path} was fenced"), None)
+        for sealed, part, placed in committed:
+            await self._finish(sealed, part, placed)
 
-    async def _settle(self, chosen: list[_Object], unknown: MetadataError) -> None:
+    async def _settle(self, sent: _Sent, unknown: MetadataError) -> None:
         """Find out what became of an append, or see to it that nothing does."""
-        log.warning("append of %d objects in domain %d: %s", len(chosen), self._domain, unknown)
+        log.warning("append of %d objects in domain %d: %s", len(sent), self._domain, unknown)
         deadline = self._loop.time() + self._writer.settle_s
-        for sealed in chosen:
+        for sealed, part in sent:
             began = self._writer.clock()
             try:
-                placed = await self._settled(sealed, deadline)
+                placed = await self._settled(sealed, part, deadline)
             except DrayError as error:
                 self._fail(sealed, CommitUnknown(f"object {sealed.path}: {error}"), error)
             else:
                 if placed is None:
                     self._fail(sealed, NotCommitted(f"object {sealed.path}: {unknown}"), unknown)
                 else:
-                    self._answer(sealed, placed, began)
+                    self._tell_readers(sealed, placed, began)
+                    await self._finish(sealed, part, placed)
 
-    async def _settled(self, sealed: _Object, deadline: float) -> list[Placed] | None:
+    async def _settled(self, sealed: _Object, part: Part, deadline: float) -> list[Placed] | None:
         """The object's entries where they stand, or None if it is void. Raises when time is up."""
         fence = ObjectRecord(State.FENCED, sealed.path, len(sealed.parts.body), self._writer.wall_clock_ms())
         key = record_key(sealed.id)
@@ -535,7 +719,7 @@ class _Pipeline:
                 if record is not None and decode_record(key, record.value).state is State.FENCED:
                     return None  # by a collector, or by an earlier try of ours
                 if record is not None:
-                    streams = [entry.stream_id for entry in sealed.parts.indexed]
+                    streams = [entry.stream_id for entry in part.indexed]
                     return [await self._find(stream, sealed.id) for stream in streams]
             except (Unavailable, OutcomeUnknown):
                 if self._loop.time() >= deadline:
@@ -557,18 +741,78 @@ class _Pipeline:
 
     # Answering
 
-    def _answer(self, sealed: _Object, placed: Sequence[Placed], began: int) -> None:
+    def _tell_readers(self, sealed: _Object, placed: Sequence[Placed], began: int) -> None:
         self._writer.on_commit(CommittedObject(sealed.path, sealed.parts.body, tuple(placed), began))
-        starts = {one.entry.stream_id: one.start_offset for one in placed}
+
+    async def _finish(self, sealed: _Object, part: Part, placed: Sequence[Placed]) -> None:
+        """Answer the callers of an object that is committed."""
+        try:
+            settled = await self._folded(part, placed)
+        except DrayError as error:
+            self._fail(sealed, CommitUnknown(f"object {sealed.path}: {error}"), error)
+        else:
+            self._answer(sealed, part, placed, settled)
+
+    async def _folded(self, part: Part, placed: Sequence[Placed]) -> dict[int, tuple[Verdict, ...]]:
+        """Fold the entries of an object; the verdicts on those that others came before, by stream."""
+        settled: dict[int, tuple[Verdict, ...]] = {}
+        folds = self._writer.folds
+        if folds is None:
+            return settled
+        for one in placed:
+            stream_id, expected = one.entry.stream_id, one.entry.expected_start
+            if stream_id not in part.verdicts or one.start_offset == expected:
+                folds.own(one)
+                continue
+            if expected is not None and one.start_offset < expected:
+                folds.drop(stream_id)
+                log.critical("stream %016x began again at %d, not %d", stream_id, one.start_offset, expected)
+                raise CorruptStore(f"stream {stream_id:016x} began again at {one.start_offset}")
+            settled[stream_id] = await folds.settle(one)
+            self._start(self._resolve(one))
+        return settled
+
+    async def _resolve(self, placed: Placed) -> None:
+        """Store the verdicts on an entry of ours. If that fails, others will."""
+        try:
+            await self._writer.resolve(placed)
+        except DrayError as error:
+            log.warning("stream %016x: not resolved: %s", placed.entry.stream_id, error)
+
+    def _answer(
+        self,
+        sealed: _Object,
+        part: Part,
+        placed: Sequence[Placed],
+        settled: Mapping[int, tuple[Verdict, ...]],
+    ) -> None:
+        """Each caller by the verdict on its batches: the draft's, or the fold's where others came before."""
+        offsets = {one.entry.stream_id: one.start_offset for one in placed}
+        numbers = dict.fromkeys(part.verdicts, 0)
         for pending in sealed.pending:
-            start = starts[pending.stream_id]
-            starts[pending.stream_id] = end = start + pending.records
-            if not pending.handle.done():
-                pending.handle.set_result(Committed(start, end))
+            stream_id = pending.stream_id
+            start = offsets.get(stream_id, -1)
+            verdict, records = OK, pending.records
+            if stream_id in numbers:
+                number = numbers[stream_id]
+                numbers[stream_id] += pending.count
+                verdict = part.verdicts[stream_id][number]
+                if not verdict.ok:
+                    records = 0  # left out
+                elif stream_id in settled:
+                    verdict = settled[stream_id][number]
+            offsets[stream_id] = start + records
+            self._writer.tell(pending, verdict, start)
         self._over(sealed)
+
+    def _fail_all(self, failed: Sequence[_Object], error: DrayError, cause: BaseException | None) -> None:
+        for sealed in failed:
+            self._fail(sealed, error, cause)
 
     def _fail(self, sealed: _Object, error: DrayError, cause: BaseException | None) -> None:
         if sealed.step is not _Step.OVER:
+            for pending in sealed.pending:
+                self._writer.broken.add(pending)
             _refuse(sealed.pending, error, cause)
             self._over(sealed)
 
@@ -577,6 +821,14 @@ class _Pipeline:
         self._writer.release(sealed.size_bytes)
         sealed.pending = []
         sealed.assembled = None
+
+
+def _operations(sent: _Sent) -> tuple[list[NewEntry], list[Put], list[Delete]]:
+    return (
+        [entry for _, part in sent for entry in part.entries],
+        [put for _, part in sent for put in part.puts],
+        [delete for _, part in sent for delete in part.deletes],
+    )
 
 
 def _refuse(refused: Sequence[Pending], error: DrayError, cause: BaseException | None) -> None:

@@ -43,9 +43,9 @@ class Mortal(_Pipeline):
         self._reach(BEFORE_APPEND)
         await super()._append(*arguments)
 
-    def _acknowledge(self, *arguments: Any) -> None:
+    async def _acknowledge(self, *arguments: Any) -> None:
         self._reach(BEFORE_ANSWER)
-        super()._acknowledge(*arguments)
+        await super()._acknowledge(*arguments)
 
 
 if __name__ == "__main__":

@@ -43,10 +43,10 @@ class Mortal(module._Pipeline):
             die()
         await super()._append(*arguments)
 
-    def _acknowledge(self, *arguments: Any) -> None:
+    async def _acknowledge(self, *arguments: Any) -> None:
         if self.step == "before the answer":
             die()
-        super()._acknowledge(*arguments)
+        await super()._acknowledge(*arguments)
 
 
 async def main(metadata_url: str, objects_url: str, step: str) -> None:

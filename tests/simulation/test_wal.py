@@ -282,29 +282,29 @@ async def visible(metadata: MemoryStore, objects: MemoryObjectStore) -> dict[int
 class AcknowledgesFenced(writer_module._Pipeline):
     """Without protocol 11: takes entries that landed for a commit."""
 
-    def _acknowledge(self, chosen, result, began):  # type: ignore[no-untyped-def]
+    async def _acknowledge(self, sent, result, began):  # type: ignore[no-untyped-def]
         whole = type(result)(result.entries, tuple(v or 1 for v in result.puts), result.deletes)
-        super()._acknowledge(chosen, whole, began)
+        await super()._acknowledge(sent, whole, began)
 
 
 class Resends(writer_module._Pipeline):
     """Without protocol 6: sends an append again when its outcome is unknown."""
 
-    async def _settle(self, chosen, unknown):  # type: ignore[no-untyped-def]
+    async def _settle(self, sent, unknown):  # type: ignore[no-untyped-def]
         while True:
             with contextlib.suppress(OutcomeUnknown):
-                result = await self._metadata.append(self._domain, *self._operations(chosen))
+                result = await self._metadata.append(self._domain, *writer_module._operations(sent))
                 whole = type(result)(result.entries, tuple(v or 1 for v in result.puts), result.deletes)
-                return self._acknowledge(chosen, whole, 0)
+                return await self._acknowledge(sent, whole, 0)
 
 
 class DecidesByReading(writer_module._Pipeline):
     """Without "nothing is decided on a read alone": no record seen is taken for no commit."""
 
-    async def _settled(self, sealed, deadline):  # type: ignore[no-untyped-def]
+    async def _settled(self, sealed, part, deadline):  # type: ignore[no-untyped-def]
         if await self._metadata.get(self._domain, record_key(sealed.id)) is None:
             return None
-        return await super()._settled(sealed, deadline)
+        return await super()._settled(sealed, part, deadline)
 
 
 class MarksAfterwards(writer_module._Pipeline):

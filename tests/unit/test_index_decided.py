@@ -16,7 +16,7 @@ from dray.index.witness import Witness
 from dray.metadata.memory import MemoryData
 from dray.metadata.store import EntryChange, NewEntry, Position, Put, Record
 from dray.wal.objects import ObjectRecord, State, encode_record, record_key
-from tests.index_entries import STREAM, parquet_entry, wal_entry
+from tests.index_entries import INCARNATION, STREAM, parquet_entry, wal_entry
 from tests.log_node import HeldStore
 
 D = 5
@@ -53,7 +53,9 @@ def index(store: Store, cache: IndexCache) -> DecidedIndex:
 
 
 def index_of(store: HeldStore, cache: IndexCache) -> DecidedIndex:
-    return DecidedIndex(store, lambda stream_id: D, cache, Witness(store, lambda stream_id: D))
+    return DecidedIndex(
+        store, lambda stream_id: D, cache, Witness(store, lambda stream_id: D), incarnation=INCARNATION
+    )
 
 
 async def append(
@@ -159,7 +161,7 @@ class TestKnows:
         await index.end(STREAM)
         await index.log_start(STREAM)
         assert index.knows(STREAM, 2)
-        assert not index.knows(STREAM, 1), "its entry was not read"
+        assert index.knows(STREAM, 1), "whether it is decided was to be found out"
         assert not index.knows(STREAM, 3), "only a barrier can say"
 
     async def test_an_entry_that_was_read_and_judged(self, store: Store, index: DecidedIndex) -> None:

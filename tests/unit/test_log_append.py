@@ -12,7 +12,6 @@ from crc32c import crc32c
 from dray.errors import (
     BatchTooLarge,
     CorruptBatch,
-    IdempotentBatch,
     InvalidBatch,
     InvalidRecords,
     InvalidTimestamp,
@@ -75,7 +74,11 @@ REFUSED: dict[str, tuple[Callable[[], bytes], type[InvalidBatch], int]] = {
         42,
     ),
     "control": (lambda: build_batch(attributes=0x20), InvalidRecords, 87),
-    "idempotent": (lambda: captured("librdkafka-idempotent"), IdempotentBatch, 42),
+    "several of an idempotent producer": (
+        lambda: captured("librdkafka-idempotent") + build_batch(),
+        InvalidRecords,
+        87,
+    ),
     "no records": (lambda: build_batch(b"", records=0), InvalidRecords, 87),
     "stamped by the client": (lambda: build_batch(attributes=0x08), InvalidTimestamp, 32),
     "second is bad": (lambda: build_batch() + damaged(build_batch()), CorruptBatch, 2),
@@ -221,10 +224,9 @@ class TestCreateTime:
 
 async def test_the_error_says_which_batch_it_is(node: Node) -> None:
     good = build_batch()
-    idempotent = build_batch(producer_id=1, producer_epoch=0, base_sequence=0)
     late = build_batch(max_timestamp=2 * NOW)
     zstd = captured("librdkafka-zstd")
-    for bad in (idempotent, late, zstd, damaged(good)):
+    for bad in (late, zstd, damaged(good)):
         with pytest.raises(InvalidBatch) as caught:
             node.appender.append(S, CONFIGS, good + bad, allows_zstd=False)
         assert caught.value.at == len(good)

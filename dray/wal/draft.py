@@ -1,0 +1,88 @@
+"""An object's part of an append, as its producers' batches are judged right before it is sent. Pure.
+
+What is not ok is left out: its batch stays in the chunk, but the entry gives it no records. Of a stream with
+nothing left there is no entry and no reference, and of an object with nothing left nothing at all; it is
+garbage like any object that was never committed.
+
+Entries of streams that have producers state where they expect to start: the end of the draft they were judged
+by. Within one append they follow each other, so the second of a stream expects to start behind the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dray.index.entry import BatchIndex, IndexEntry, WalChunk, encode, with_expected_start
+from dray.index.fold import Draft, Verdict
+from dray.metadata.store import Delete, NewEntry, Put
+from dray.wal.assemble import Assembled
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """As in `Assembled`. `verdicts`: of each batch in the chunks of the streams that were judged."""
+
+    indexed: Sequence[IndexEntry]
+    entries: Sequence[NewEntry]
+    puts: Sequence[Put]
+    deletes: Sequence[Delete]
+    verdicts: Mapping[int, tuple[Verdict, ...]] = field(default_factory=dict)
+
+
+def producer_streams(assembled: Assembled) -> Iterable[int]:
+    """The streams in which it has batches of idempotent producers."""
+    return (
+        entry.stream_id
+        for entry in assembled.indexed
+        if isinstance(entry.where, WalChunk) and entry.where.has_producers
+    )
+
+
+def draft_part(assembled: Assembled, drafts: Mapping[int, Draft]) -> Part:
+    """Judge its entries of the streams of `drafts`, which go on behind them."""
+    if not drafts:
+        return Part(assembled.indexed, assembled.entries, assembled.puts, assembled.deletes)
+    record, *references = assembled.puts
+    indexed: list[IndexEntry] = []
+    entries: list[NewEntry] = []
+    puts = [record]
+    verdicts: dict[int, tuple[Verdict, ...]] = {}
+    for entry, new, reference in zip(assembled.indexed, assembled.entries, references, strict=True):
+        draft = drafts.get(entry.stream_id)
+        chunk = entry.where
+        if draft is not None and isinstance(chunk, WalChunk):
+            start = draft.end
+            judged = draft.add(((b.producer, b.records) for b in chunk.batches), entry.created_at_ms)
+            verdicts[entry.stream_id] = judged
+            if draft.end == start:
+                continue
+            if not all(verdict.ok for verdict in judged):
+                entry = _without(entry, chunk, judged)
+                new = replace(new, records=entry.records, value=encode(entry))
+            entry = replace(entry, expected_start=start)
+            value = with_expected_start(new.value, start)
+            new = replace(new, value=value, expected_start=start)
+        indexed.append(entry)
+        entries.append(new)
+        puts.append(reference)
+    if not entries:
+        return Part((), (), (), (), verdicts)
+    return Part(indexed, entries, puts, assembled.deletes, verdicts)
+
+
+def _without(entry: IndexEntry, chunk: WalChunk, verdicts: Sequence[Verdict]) -> IndexEntry:
+    """The entry without the batches that are not ok."""
+    batches: list[BatchIndex] = []
+    kept: list[BatchIndex] = []
+    for batch, verdict in zip(chunk.batches, verdicts, strict=True):
+        batches.append(batch if verdict.ok else replace(batch, records=0))
+        if verdict.ok:
+            kept.append(batch)
+    return replace(
+        entry,
+        records=sum(batch.records for batch in kept),
+        min_timestamp_ms=min(batch.min_timestamp_ms for batch in kept),
+        max_timestamp_ms=max(batch.max_timestamp_ms for batch in kept),
+        where=replace(chunk, batches=tuple(batches)),
+    )
