@@ -10,7 +10,16 @@ HEAD = """\
 # Topic configs
 
 Made from `dray/topics/configs.py` by `python -m dray.topics.docs`. Names, types and defaults are Kafka's.
-What Dray does not act on is checked and stored, so that tools work; it changes nothing today.
+
+One rule for all: what Kafka refuses is refused, and so is a value that asks for what Dray cannot do. What Dray
+does not act on is checked, stored and shown, so that tools work; it changes nothing today.
+
+A topic gets its configs when it is created, and they can be altered at any time (AlterConfigs,
+IncrementalAlterConfigs); all brokers follow. What a topic does not set is the broker setting, where there is
+one. Those can be altered for all brokers at once while they run, as can `num.partitions` and
+`auto.create.topics.enable`: resource type BROKER with an empty name, or
+`kafka-configs.sh --alter --entity-type brokers --entity-default`. Of them, `message.max.bytes` alone can also
+be given to a broker when it starts.
 
 | config | type | default | broker setting | acted on | |
 |---|---|---|---|---|---|
