@@ -11,8 +11,8 @@ HEAD = """\
 
 Made from `dray/topics/configs.py` by `python -m dray.topics.docs`. Names, types and defaults are Kafka's.
 
-One rule for all: what Kafka refuses is refused, and so is a value that asks for what Dray cannot do. What Dray
-does not act on is checked, stored and shown, so that tools work; it changes nothing today.
+One rule for all: what Kafka refuses is refused, and so is a value that asks for what Dray cannot do. What
+Dray does not act on is checked, stored and shown, so that tools work; it changes nothing today.
 
 A topic gets its configs when it is created, and they can be altered at any time (AlterConfigs,
 IncrementalAlterConfigs); all brokers follow. What a topic does not set is the broker setting, where there is

@@ -11,6 +11,7 @@ from dray.topics.configs import (
     ConfigType,
     Synonym,
     TimestampType,
+    as_topic_configs,
     describe,
     normalize,
     parse_configs,
@@ -190,6 +191,16 @@ def test_compaction_lags_that_contradict_each_other_are_refused() -> None:
         parse_configs({"min.compaction.lag.ms": "6", "max.compaction.lag.ms": "5"})
 
 
+def test_contradiction_with_a_setting_names_the_topic_s_own_config() -> None:
+    """Whoever leaves it out then serves the topic with all its other configs."""
+    with pytest.raises(InvalidTopicConfig) as raised:
+        parse_configs({"max.compaction.lag.ms": "5"}, {"min.compaction.lag.ms": "6"})
+    assert raised.value.config == "max.compaction.lag.ms"
+    with pytest.raises(InvalidTopicConfig) as raised:
+        parse_configs({"min.compaction.lag.ms": "6"}, {"max.compaction.lag.ms": "5"})
+    assert raised.value.config == "min.compaction.lag.ms"
+
+
 def test_overrides_have_room_in_a_record() -> None:
     short, long = ("1:1," * 1_000)[:-1], ("1:1," * 40_000)[:-1]
     assert normalize({"leader.replication.throttled.replicas": short})
@@ -214,3 +225,19 @@ def test_description_shows_where_each_value_comes_from() -> None:
     by_setting = {row.name: row for row in describe({}, {"max.message.bytes": "7"})}
     assert by_setting["max.message.bytes"].source is ConfigSource.BROKER
     assert by_setting["max.message.bytes"].value == "7"
+
+
+def test_what_was_altered_for_all_brokers_comes_before_what_this_one_was_started_with() -> None:
+    given, altered = {"retention.ms": "8"}, {"retention.ms": "7", "max.message.bytes": "6"}
+    rows = {row.name: row for row in describe({"segment.ms": "9"}, given, altered)}
+    assert rows["retention.ms"].synonyms == (
+        Synonym("log.retention.ms", "7", ConfigSource.CLUSTER),
+        Synonym("log.retention.ms", "8", ConfigSource.BROKER),
+        Synonym("log.retention.ms", "604800000", ConfigSource.DEFAULT),
+    )
+    assert (rows["max.message.bytes"].value, rows["max.message.bytes"].source) == ("6", ConfigSource.CLUSTER)
+
+
+def test_settings_by_the_names_of_topic_configs() -> None:
+    settings = {"log.retention.ms": "5", "message.max.bytes": "6", "num.partitions": "7"}
+    assert as_topic_configs(settings) == {"max.message.bytes": "6", "retention.ms": "5"}
