@@ -8,7 +8,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from dray.errors import BadRequest, DrayError, NotOwner, TimedOut, TopicError
+from dray.errors import BadRequest, DrayError, NotOwner, SequenceError, TimedOut, TopicError
 from dray.handlers.call import NO_THROTTLE, Call, find_topic, named_as, stream_of
 from dray.handlers.errors import code_of, message_of
 from dray.log.append import Appending
@@ -100,6 +100,9 @@ def _answer(call: Call, index: int, one: Appending | DrayError) -> dict[str, Any
             ErrorCode.invalid_required_acks if isinstance(error, _InvalidAcks) else code_of(error)
         )
         answer["error_message"] = None if isinstance(error, TopicError) else message_of(error)
+        if isinstance(error, SequenceError) and isinstance(one, Appending):
+            # By it a client tells whether its producer can have been forgotten.
+            answer["log_start_offset"] = call.services.index.told_log_start(one.stream_id)
         return answer
     assert isinstance(one, Appending), "anything else is an error"
     answer["base_offset"] = one.committed.result().start_offset

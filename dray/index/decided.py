@@ -84,7 +84,8 @@ class DecidedIndex(OffsetIndex):
         tail = await self.tail(stream_id, fresh=fresh)
         if self._store.conditions_abort:
             return tail
-        return await self._decided_end(stream_id, tail, resolve_to=self.folds.acknowledged(stream_id))
+        resolve_to = self.folds.acknowledged(stream_id)
+        return await self._decided_end(stream_id, tail, resolve_to=resolve_to, fresh=fresh)
 
     async def find(self, stream_id: int, offset: int, *, fresh: bool = False) -> Placed | None:
         run = await self.range(stream_id, offset, 1, fresh=fresh)
@@ -148,14 +149,16 @@ class DecidedIndex(OffsetIndex):
 
     # --- deciding
 
-    async def _decided_end(self, stream_id: int, tail: Position, resolve_to: int) -> Position:
+    async def _decided_end(
+        self, stream_id: int, tail: Position, *, resolve_to: int, fresh: bool = False
+    ) -> Position:
         """Look on from where it is known to be decided, and resolve what ends at or before `resolve_to`."""
         known = self._decided.get(stream_id)
         if known is None:
             known = await self._begin(stream_id, tail)
         looked_at = 0
         while known < tail:
-            page = await self.counted(stream_id, known.end_records, PAGE_ENTRIES)
+            page = await self.counted(stream_id, known.end_records, PAGE_ENTRIES, fresh=fresh)
             looked_at += len(page)
             if not page:
                 break

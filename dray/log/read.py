@@ -214,9 +214,11 @@ class LogReader:
         log_start = await self._index.log_start(want.stream_id, fresh=fresh)
         if log_start <= want.offset <= end:
             return end, log_start
-        if fresh:
-            raise OffsetOutOfRange(want.offset, log_start, end)
-        return await self._bounds(want, fresh=True)
+        if not fresh:
+            return await self._bounds(want, fresh=True)
+        if log_start <= want.offset <= (await self._index.tail(want.stream_id)).end_records:
+            return end, log_start  # not decided yet; others may have told of it
+        raise OffsetOutOfRange(want.offset, log_start, end)
 
     async def _entries(
         self, want: Want, limit: int, end: int, log_start: int, before: _Located, fresh: bool

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dray.index.entry import BatchIndex, IndexEntry, WalChunk, encode, with_expected_start
+from dray.index.entry import BatchIndex, IndexEntry, Kind, Placed, WalChunk, encode, with_expected_start
 from dray.index.fold import Draft, Verdict
 from dray.metadata.store import Delete, NewEntry, Put
 from dray.wal.assemble import Assembled
@@ -69,6 +69,30 @@ def draft_part(assembled: Assembled, drafts: Mapping[int, Draft]) -> Part:
     if not entries:
         return Part((), (), (), (), verdicts)
     return Part(indexed, entries, puts, assembled.deletes, verdicts)
+
+
+def as_it_landed(
+    placed: Placed, drafted: Sequence[Verdict], folded: Sequence[Verdict]
+) -> tuple[Verdict, ...]:
+    """The verdicts on the batches of an entry that others came before: the draft's on those it left out.
+
+    A duplicate of a batch in the same entry is where that one landed, or shares its fate.
+    """
+    chunk, expected = placed.entry.where, placed.entry.expected_start
+    assert isinstance(chunk, WalChunk), "nothing else is written"
+    assert expected is not None, "whoever judged it has stated it"
+    verdicts = []
+    for judged, landed in zip(drafted, folded, strict=True):
+        if judged.ok:
+            verdicts.append(landed)
+        elif judged.offset is None or judged.offset < expected:
+            verdicts.append(judged)
+        else:
+            delta = judged.offset - expected
+            original = folded[chunk.batch_at(delta)]
+            found = Verdict(Kind.DUPLICATE, placed.start_offset + delta)
+            verdicts.append(found if original.ok else original)
+    return tuple(verdicts)
 
 
 def _without(entry: IndexEntry, chunk: WalChunk, verdicts: Sequence[Verdict]) -> IndexEntry:

@@ -66,7 +66,7 @@ from dray.objectstore.store import ObjectStore
 from dray.producers.folds import StreamFolds
 from dray.wal.assemble import Assembled, Identity, assemble
 from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher, check_pending
-from dray.wal.draft import Part, draft_part, producer_streams
+from dray.wal.draft import Part, as_it_landed, draft_part, producer_streams
 from dray.wal.format import object_path
 from dray.wal.objects import (
     Marker,
@@ -768,7 +768,8 @@ class _Pipeline:
                 folds.drop(stream_id)
                 log.critical("stream %016x began again at %d, not %d", stream_id, one.start_offset, expected)
                 raise CorruptStore(f"stream {stream_id:016x} began again at {one.start_offset}")
-            settled[stream_id] = await folds.settle(one)
+            judged = part.verdicts[stream_id]
+            settled[stream_id] = as_it_landed(one, judged, await folds.settle(one))
             self._start(self._resolve(one))
         return settled
 
@@ -796,10 +797,10 @@ class _Pipeline:
             if stream_id in numbers:
                 number = numbers[stream_id]
                 numbers[stream_id] += pending.count
-                verdict = part.verdicts[stream_id][number]
-                if not verdict.ok:
+                verdict = judged = part.verdicts[stream_id][number]
+                if not judged.ok:
                     records = 0  # left out
-                elif stream_id in settled:
+                if stream_id in settled:
                     verdict = settled[stream_id][number]
             offsets[stream_id] = start + records
             self._writer.tell(pending, verdict, start)
