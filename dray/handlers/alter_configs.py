@@ -42,26 +42,33 @@ async def incremental_alter_configs(call: Call) -> Fields:
 
 async def _alter_all(call: Call, read: Reading) -> Fields:
     named = Counter((each.resource_type, each.resource_name) for each in call.body.resources)
-    free = asyncio.Semaphore(MAX_AT_ONCE)
+    results: list[dict[str, Any]] = [{}] * len(call.body.resources)
+    remaining = iter(enumerate(call.body.resources))
 
-    async def result(resource: Any) -> dict[str, Any]:
-        answer = {
-            "error_code": ErrorCode.none,
-            "error_message": None,
-            "resource_type": resource.resource_type,
-            "resource_name": resource.resource_name,
-        }
-        try:
-            if named[resource.resource_type, resource.resource_name] > 1:
-                raise BadRequest("a resource can be named only once in a request")
-            async with free:
-                await _alter(call, resource, read)
-        except DrayError as error:
-            answer |= {"error_code": code_of(error), "error_message": message_of(error)}
-        return answer
+    async def work() -> None:
+        for place, resource in remaining:
+            times = named[resource.resource_type, resource.resource_name]
+            results[place] = await _result(call, resource, times, read)
+            await asyncio.sleep(0)  # what is refused is so without waiting: others are served, too
 
-    responses = await asyncio.gather(*map(result, call.body.resources))
-    return {"throttle_time": NO_THROTTLE, "responses": responses}
+    await asyncio.gather(*(work() for _ in range(min(MAX_AT_ONCE, len(results)))))
+    return {"throttle_time": NO_THROTTLE, "responses": results}
+
+
+async def _result(call: Call, resource: Any, times: int, read: Reading) -> dict[str, Any]:
+    answer = {
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+    }
+    try:
+        if times > 1:
+            raise BadRequest(f"a resource is named once in a request, and this one {times} times")
+        await _alter(call, resource, read)
+    except DrayError as error:
+        answer |= {"error_code": code_of(error), "error_message": message_of(error)}
+    return answer
 
 
 async def _alter(call: Call, resource: Any, read: Reading) -> None:

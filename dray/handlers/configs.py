@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,7 +41,15 @@ TYPES = {
 
 
 async def describe_configs(call: Call) -> Fields:
-    results = [await _resource(call, resource) for resource in call.body.resources]
+    # Each once: a small request could ask for the same configs a hundred thousand times.
+    once = {
+        (each.resource_type, each.resource_name, frozenset(each.configuration_keys or ())): each
+        for each in call.body.resources
+    }
+    results = []
+    for resource in once.values():
+        results.append(await _resource(call, resource))
+        await asyncio.sleep(0)  # what is known here is described without waiting: others are served, too
     return {"throttle_time": NO_THROTTLE, "results": results}
 
 
@@ -58,7 +67,7 @@ def not_configured(resource_type: int) -> BadRequest:
         CLIENT_METRICS: "no metrics of clients are collected",
         GROUP: "groups have no configs yet",
     }
-    return BadRequest(said.get(resource_type, f"there is no resource type {resource_type}"))
+    return BadRequest(said.get(resource_type, f"resource type {resource_type} has no configs here"))
 
 
 async def _resource(call: Call, resource: Any) -> dict[str, Any]:
@@ -83,7 +92,7 @@ async def _resource(call: Call, resource: Any) -> dict[str, Any]:
     except DrayError as error:
         answer |= {"error_code": code_of(error), "error_message": message_of(error)}
         return answer
-    wanted = resource.configuration_keys  # None or empty: all of them
+    wanted = frozenset(resource.configuration_keys or ())  # None or empty: all of them
     answer["configs"] = [
         config if getattr(call.body, "include_documentation", False) else {**config, "documentation": None}
         for config in configs

@@ -430,6 +430,37 @@ async def test_any_values_of_the_fields_are_answered(client: Client, api_key: in
         assert ErrorCode.unknown_server_error not in codes_in(wire.decode(api_key, version, answer)[1]), body
 
 
+@pytest.mark.parametrize("api_key", [33, 44])
+async def test_each_resource_is_altered_whole_or_not_at_all(client: Client, api_key: int) -> None:
+    """X-51: one result for each, in their order, and nothing of one with a bad config."""
+    names = [f"altered-{api_key}-{number}" for number in range(40)]
+    await client.ask(19, 7, {"topics": [new_topic(name, 1) for name in names]})
+    resources = []
+    for number, name in enumerate(names):
+        configs = [{"name": "segment.ms", "value": "9"}]
+        if number % 2:
+            configs.insert(number % 4 // 2, {"name": "no.such", "value": "1"})
+        resources.append({"resource_type": 2, "resource_name": name, "configs": configs})
+    body = await client.ask(api_key, 1, {"resources": resources})
+    assert [each.resource_name for each in body.responses] == names
+    codes = [each.error_code for each in body.responses]
+    assert codes == [OK, ErrorCode.invalid_config] * 20
+    asked = [
+        {"resource_type": 2, "resource_name": name, "configuration_keys": ["segment.ms"]} for name in names
+    ]
+    described = (await client.ask(32, 4, {"resources": asked})).results
+    assert [each.configs[0].value for each in described] == ["9", "604800000"] * 20
+    assert [each.configs[0].config_source for each in described] == [1, 5] * 20
+
+
+async def test_what_is_asked_for_many_times_is_described_once(client: Client) -> None:
+    """A request of 100 kB would have an answer of many megabytes, and all of them in memory."""
+    resource = {"resource_type": 4, "resource_name": "0", "configuration_keys": None}
+    other = {**resource, "configuration_keys": ["num.partitions"]}
+    body = await client.ask(32, 4, {"resources": [resource, other] * 10_000})
+    assert [len(each.configs) > 1 for each in body.results] == [True, False]
+
+
 @pytest.mark.parametrize("version", [10, 11])
 async def test_topics_without_names_before_there_were_ids(client: Client, version: int) -> None:
     body = await client.ask(3, version, {"topics": [{"name": None, "topic_id": NOWHERE}]})
