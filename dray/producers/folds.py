@@ -229,8 +229,10 @@ class StreamFolds:
 
     async def _read_on(self, stream_id: int, stream: _Stream, to: int, fresh: bool) -> None:
         told = self._index.followed_end(stream_id)
-        to = max(to, told or 0)
-        while told is None or stream.fold.end < to:
+        if told is None:  # from now on the watch keeps it: `current` hears of what others write
+            told = (await self._index.tail(stream_id)).end_records
+        to = max(to, told)
+        while stream.fold.end < to:
             page = await self._index.counted(stream_id, stream.fold.end, PAGE_ENTRIES, fresh=fresh)
             for placed in page:
                 self._advance(stream_id, stream, placed)
