@@ -243,7 +243,7 @@ class LogReader:
             at = page[-1].end_offset
         # Where there is more than is looked at, it is as much as it will ever be, however long one waits.
         size = limit if at < end else min(size, limit)
-        return _Located(entries, size, max(end, at), log_start)
+        return _Located(entries, size, max(end, at) if entries else end, log_start)
 
     # --- reading
 
