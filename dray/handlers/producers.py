@@ -43,10 +43,14 @@ async def init_producer_id(call: Call) -> Fields:
 
 
 async def describe_producers(call: Call) -> Fields:
-    topics = []
+    """Each partition once, however often it is asked for: an answer is much larger than its question."""
+    asked: dict[str, dict[int, Any]] = {}
     for topic in call.body.topics:
-        partitions = [await _partition(call, topic, index) for index in topic.partition_indexes]
-        topics.append({"name": topic.name, "partitions": partitions})
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes, topic))
+    topics = []
+    for name, indexes in asked.items():
+        partitions = [await _partition(call, topic, index) for index, topic in indexes.items()]
+        topics.append({"name": name, "partitions": partitions})
     return {"throttle_time": NO_THROTTLE, "topics": topics}
 
 

@@ -41,6 +41,7 @@ OFFERED = {
     "CreateTopics": (19, 2, 7),
     "DeleteTopics": (20, 1, 6),
     "DeleteRecords": (21, 0, 2),
+    "InitProducerId": (22, 0, 5),
     "OffsetForLeaderEpoch": (23, 2, 4),
     "DescribeConfigs": (32, 1, 4),
     "AlterConfigs": (33, 0, 2),
@@ -52,6 +53,7 @@ OFFERED = {
     "ListPartitionReassignments": (46, 0, 0),
     "UpdateFeatures": (57, 0, 2),
     "DescribeCluster": (60, 0, 2),
+    "DescribeProducers": (61, 0, 0),
     "ListConfigResources": (74, 0, 1),
     "DescribeTopicPartitions": (75, 0, 0),
 }
@@ -147,7 +149,7 @@ async def test_clients_are_told_what_is_offered(client: Client, version: int) ->
 
 @pytest.mark.parametrize(("api_key", "version"), SERVED)
 async def test_every_version_answers_an_empty_request(client: Client, api_key: int, version: int) -> None:
-    codes = codes_in(await client.ask(api_key, version, {"acks": 1, "topics": ()}))
+    codes = codes_in(await client.ask(api_key, version, {"acks": 1, "topics": (), "transactional_id": None}))
     wants_a_name = api_key == 72 or (api_key == 18 and version >= 3)
     assert codes <= ({ErrorCode.invalid_request} if wants_a_name else {OK})
 
@@ -246,6 +248,13 @@ def shapes(client: Client) -> dict[int, list[Shape]]:
         part = {"partition_index": partition, "replicas": replicas}
         return {"topics": [{"name": name, "partitions": [part]}]}
 
+    def producer(producer_id: int, epoch: int, name: str | None = None) -> dict[str, Any]:
+        known = {"producer_id": producer_id, "producer_epoch": epoch}
+        return {"transactional_id": name, "transaction_timeout": timedelta(seconds=60), **known}
+
+    def producers(*topics: tuple[str, list[int]]) -> dict[str, Any]:
+        return {"topics": [{"name": name, "partition_indexes": indexes} for name, indexes in topics]}
+
     update = {"feature": "metadata.version", "max_version_level": 1}
     misplaced = ErrorCode.invalid_replica_assignment
     return {
@@ -303,6 +312,15 @@ def shapes(client: Client) -> dict[int, list[Shape]]:
             (delete("known", (0, 10**9), (0, 0)), {OK}),
             (delete("known", (2, 0)), {UNKNOWN}),
             (delete("missing", (0, 0)), {UNKNOWN}),
+        ],
+        22: [
+            (producer(-1, -1), {OK}),
+            (producer(0, 0), {OK}),
+            (producer(2**63 - 1, 2**15 - 1), {OK}),
+            (producer(-1, 0), {OK, BAD}),  # versions before 3 have neither
+            (producer(0, -1), {OK, BAD}),
+            (producer(-1, -1, "transactional"), {BAD}),
+            (producer(-1, -1, ""), {BAD}),
         ],
         23: [
             (epoch("known", 0, 0), {OK}),
@@ -385,6 +403,13 @@ def shapes(client: Client) -> dict[int, list[Shape]]:
             ({"endpoint_type": 1}, {OK}),
             ({"endpoint_type": 2}, {OK, ErrorCode.mismatched_endpoint_type}),
         ],
+        61: [
+            (producers(("known", [0, 1])), {OK}),
+            (producers(("known", [0]), ("missing", [0])), {OK, UNKNOWN}),
+            (producers(("known", [2, -1, 2**31 - 1])), {UNKNOWN}),
+            (producers(("missing", [0])), {UNKNOWN}),
+            (producers(("", [0])), {UNKNOWN, ErrorCode.invalid_topic_exception}),
+        ],
         74: [
             ({"resource_types": (2, 4, 2)}, {OK}),
             ({"resource_types": (8, 16, 32)}, {OK}),
@@ -461,6 +486,14 @@ async def test_what_is_asked_for_many_times_is_described_once(client: Client) ->
     assert [len(each.configs) > 1 for each in body.results] == [True, False]
 
 
+async def test_producers_asked_for_many_times_are_described_once(client: Client) -> None:
+    """A partition is four bytes of a request, and up to 10,000 producers in the answer."""
+    topic = {"name": "known", "partition_indexes": [1, 0] * 10_000}
+    body = await client.ask(61, 0, {"topics": [topic, {"name": "missing", "partition_indexes": [0]}, topic]})
+    assert [each.name for each in body.topics] == ["known", "missing"]
+    assert [part.partition_index for part in body.topics[0].partitions] == [1, 0]
+
+
 @pytest.mark.parametrize("version", [10, 11])
 async def test_topics_without_names_before_there_were_ids(client: Client, version: int) -> None:
     body = await client.ask(3, version, {"topics": [{"name": None, "topic_id": NOWHERE}]})
@@ -506,7 +539,7 @@ async def test_what_is_not_served_closes_the_connection_with_one_line(
     assert line.startswith("connection closed: ")
 
 
-TRANSACTIONAL = (22, 24, 25, 26, 27, 28, 65, 66)
+TRANSACTIONAL = (24, 25, 26, 27, 28, 65, 66)
 NOT_OFFERED = [(key, version) for key in TRANSACTIONAL for version in wire.versions_of(key)]
 
 
