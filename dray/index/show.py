@@ -12,6 +12,7 @@ from dray.index.entry import (
     Truncated,
     Void,
     WalChunk,
+    is_decided,
     live,
     place_all,
     sequence_of,
@@ -80,11 +81,12 @@ def _rows(shown: StreamIndex) -> list[dict[str, object]]:
 
 
 def _row(placed: Placed, is_live: bool) -> dict[str, object]:
-    path, size_bytes, batches = "", 0, 0
+    path, size_bytes, batches, served = "", 0, 0, 0
     match placed.entry.where:
         case WalChunk() as chunk:
-            kind, path = "wal", chunk.path
-            size_bytes, batches = chunk.chunk_length, len(chunk.batches)
+            kind = "wal" if is_decided(placed, placed.entry.incarnation) else "unresolved"
+            path, size_bytes, batches = chunk.path, chunk.chunk_length, len(chunk.batches)
+            served = sum(map(chunk.is_served, range(batches)))
         case ParquetFile() as file:
             kind, path, size_bytes = "parquet", file.path, file.size_bytes
         case Truncated():
@@ -100,6 +102,8 @@ def _row(placed: Placed, is_live: bool) -> dict[str, object]:
         "kind": kind,
         "path": path,
         "batches": batches,
+        "served_batches": served,
+        "expected_start": placed.entry.expected_start,
         "created": _time(placed.entry.created_at_ms),
         "live": is_live,
     }

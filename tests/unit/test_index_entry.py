@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from dray.errors import CorruptStore, IncompatibleStore
 from dray.index import entry_pb2 as pb
 from dray.index.entry import (
+    KINDS,
     BatchIndex,
     IndexEntry,
+    Kind,
     ParquetFile,
     Placed,
     Producer,
@@ -23,6 +26,7 @@ from dray.index.entry import (
     Where,
     decode,
     encode,
+    is_decided,
     live,
     place,
     sequence_of,
@@ -54,10 +58,14 @@ def entries(draw: st.DrawFn) -> IndexEntry:
     where: Where = Truncated()
     if kind == "wal":
         batches = tuple(draw(BATCHES))
+        for number in draw(st.sets(st.integers(1, len(batches) - 1))) if len(batches) > 1 else ():
+            batches = (*batches[:number], replace(batches[number], records=0), *batches[number + 1 :])
+        is_stored = draw(st.booleans())
+        verdicts = tuple(draw(st.sampled_from(KINDS)) for _ in batches) if is_stored else ()
         records = sum(b.records for b in batches)
         length = sum(4 + b.size_bytes for b in batches)
         offset = draw(st.integers(0, 2**64 - 1))
-        where = WalChunk(draw(UUIDS), draw(PATHS), offset, length, batches)
+        where = WalChunk(draw(UUIDS), draw(PATHS), offset, length, batches, verdicts)
     elif kind == "parquet":
         where = ParquetFile(draw(UUIDS), draw(PATHS), draw(st.integers(0, 2**64 - 1)), draw(PATHS))
     elif kind == "void":
@@ -127,6 +135,8 @@ def changed(entry: IndexEntry, **fields: Any) -> bytes:
         holder = message.wal if name in pb.WalChunk.DESCRIPTOR.fields_by_name else message
         if value is None:
             del getattr(holder, name)[-1]
+        elif isinstance(value, list):
+            getattr(holder, name)[:] = value
         else:
             setattr(holder, name, value)
     return message.SerializeToString()
@@ -176,6 +186,55 @@ def test_some_columns_of_producers_without_the_others_are_corrupt(column: str) -
 def test_what_nobody_can_have_written_is_corrupt(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CorruptStore, match=message):
         decode(changed(wal_entry(1, 2), **fields))
+
+
+def test_too_few_verdicts_are_corrupt_and_unknown_ones_are_left_alone() -> None:
+    with pytest.raises(CorruptStore, match="has 1 verdicts"):
+        decode(changed(wal_entry(1, 2), verdict=[1]))
+    for code in (0, 7):
+        with pytest.raises(IncompatibleStore, match="a verdict that this Dray does not know"):
+            decode(changed(wal_entry(1, 2), verdict=[1, code]))
+
+
+def test_verdicts_are_stored_as_these_numbers_for_ever() -> None:
+    assert [kind.value for kind in KINDS] == [
+        "ok",
+        "duplicate",
+        "out of order",
+        "stale epoch",
+        "unknown producer",
+        "left out",
+    ]
+
+
+def test_which_batches_are_served() -> None:
+    chunk = wal_entry(2, 0, 3).where
+    assert isinstance(chunk, WalChunk)
+    assert [chunk.is_served(number) for number in range(3)] == [True, False, True]
+    assert not chunk.serves_all
+    assert [chunk.batch_at(delta) for delta in range(5)] == [0, 0, 2, 2, 2]
+    judged = replace(chunk, verdicts=(Kind.DUPLICATE, Kind.LEFT_OUT, Kind.OK))
+    assert [judged.is_served(number) for number in range(3)] == [False, False, True]
+    whole = wal_entry(1, 1).where
+    assert isinstance(whole, WalChunk)
+    assert whole.serves_all
+
+
+def test_what_is_decided() -> None:
+    other = "ff" * 16
+    owned = wal_entry(2, producers=[Producer(7, 0, 0)])
+
+    def says(entry: IndexEntry, end: int = 12, incarnation: str = INCARNATION) -> bool:
+        return is_decided(Placed(entry, end, 0, 1), incarnation)
+
+    assert not says(owned)
+    assert says(replace(owned, expected_start=10))
+    assert not says(replace(owned, expected_start=9)), "somebody came in between"
+    assert not says(replace(owned, expected_start=10), incarnation=other)
+    assert isinstance(owned.where, WalChunk)
+    assert says(replace(owned, where=replace(owned.where, verdicts=(Kind.DUPLICATE,))), incarnation=other)
+    assert says(wal_entry(2), incarnation=other), "without producers the question does not arise"
+    assert says(parquet_entry(2), incarnation=other)
 
 
 def test_an_entry_that_points_nowhere_is_corrupt() -> None:

@@ -18,6 +18,7 @@ import pytest
 from dray.index.entry import (
     BatchIndex,
     IndexEntry,
+    Kind,
     ParquetFile,
     Producer,
     Truncated,
@@ -32,10 +33,28 @@ DIRECTORY = Path(__file__).parents[2] / "golden" / "index"
 MANIFEST = DIRECTORY / "manifest.json"
 NAMES = sorted(path.stem for path in DIRECTORY.glob("*.bin"))
 
+
+def chunk_of(entry: IndexEntry) -> WalChunk:
+    assert isinstance(entry.where, WalChunk)
+    return entry.where
+
+
 CASES: dict[str, IndexEntry] = {
     "wal": wal_entry(3, 2),
     "wal_producers": replace(
         wal_entry(1, 2, 3, producers=[Producer(4711, 3, 17), None, Producer(0, 0, 0)]), expected_start=0
+    ),
+    "wal_verdicts": replace(
+        of(
+            replace(
+                chunk_of(
+                    wal_entry(2, 3, 0, 1, producers=[Producer(7, 0, 0), None, *[Producer(8, 1, 5)] * 2])
+                ),
+                verdicts=(Kind.OK, Kind.OK, Kind.LEFT_OUT, Kind.DUPLICATE),
+            ),
+            6,
+        ),
+        expected_start=41,
     ),
     "wal_many_batches": wal_entry(*range(1, 201), number=500),
     "wal_largest": IndexEntry(
@@ -104,6 +123,8 @@ def describe(entry: IndexEntry) -> dict[str, Any]:
         if isinstance(value, IndexEntry | WalChunk | ParquetFile | Truncated | Void):
             names = [field.name for field in fields(value) if field.init]
             return {name: plain(getattr(value, name)) for name in names}
+        if isinstance(value, Kind):
+            return value.value
         if isinstance(value, list | tuple):
             return [plain(one) for one in value]
         is_small = value is None or (isinstance(value, int) and abs(value) < 2**53)

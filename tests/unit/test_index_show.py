@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from dray.index.changes import carry_out, replace_run
-from dray.index.entry import Placed, encode, place_all, sequence_of
-from dray.index.show import StreamIndex, as_table
+from dray.index.entry import Placed, Producer, encode, place_all, sequence_of
+from dray.index.show import StreamIndex, as_json, as_table
 from dray.metadata.keys import CLUSTER_DOMAIN
 from dray.metadata.opening import open_store
 from dray.metadata.store import NewEntry, Position
@@ -134,3 +135,16 @@ def test_a_void_entry_is_shown_as_one() -> None:
     shown = as_table(StreamIndex(STREAM, DOMAIN, 0, Position(5, 104), stored, False))
     row = shown.splitlines()[-1].split()
     assert row == ["0", "5", "5", "0", "0", "1970-01-01T00:00:05+00:00", "void"]
+
+
+def test_an_entry_that_nobody_has_resolved_is_shown_as_one() -> None:
+    entry = wal_entry(2, 0, producers=[Producer(1, 0, 0)] * 2)
+    stored = [Placed(replace(entry, expected_start=start), 2, 208, 1) for start in (0, 1)]
+    rows = [
+        as_table(StreamIndex(STREAM, DOMAIN, 0, Position(2, 208), [placed], False)).splitlines()[-1].split()
+        for placed in stored
+    ]
+    assert [row[6] for row in rows] == ["wal", "unresolved"]
+    shown = as_json(StreamIndex(STREAM, DOMAIN, 0, Position(2, 208), stored[:1], False))
+    (row,) = json.loads(json.dumps(shown))["entries"]
+    assert (row["batches"], row["served_batches"], row["expected_start"]) == (2, 1, 0)
