@@ -9,8 +9,19 @@ from uuid import UUID
 import pytest
 
 from dray.errors import InvalidRequest, VersionConflict
-from dray.index.changes import carry_out, replace_run, truncate, void
-from dray.index.entry import IndexEntry, Placed, Truncated, Void, encode, place_all, sequence_of
+from dray.index.changes import carry_out, replace_run, resolve, truncate, void
+from dray.index.entry import (
+    IndexEntry,
+    Kind,
+    Placed,
+    Producer,
+    Truncated,
+    Void,
+    WalChunk,
+    encode,
+    place_all,
+    sequence_of,
+)
 from dray.metadata.memory import MemoryStore
 from dray.metadata.store import NewEntry, Position
 from tests.index_entries import INCARNATION, STREAM, parquet_entry, truncated_entry, void_entry, wal_entry
@@ -153,3 +164,27 @@ def test_a_void_entry_goes_the_way_of_its_neighbours() -> None:
     swap = truncate(run, 5, 0, INCARNATION)
     assert swap is not None
     assert (swap.at.end_records, swap.new.where) == (5, Truncated())
+
+
+def test_resolving_adds_the_verdicts_and_nothing_else() -> None:
+    entry = wal_entry(2, 1, producers=[Producer(7, 0, 0), None])
+    (placed,) = row(entry)
+    swap = resolve(placed, [Kind.DUPLICATE, Kind.OK])
+    assert (swap.at, swap.version, swap.deletes) == (Position(3, 104), 1, ())
+    assert isinstance(swap.new.where, WalChunk)
+    assert swap.new.where.verdicts == (Kind.DUPLICATE, Kind.OK)
+    assert replace(swap.new, where=replace(swap.new.where, verdicts=())) == entry
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_there_is_one_verdict_for_each_batch(count: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"{count} verdicts"):
+        resolve(row(wal_entry(2, 1))[0], [Kind.OK] * count)
+
+
+def test_23_verdicts_are_stored_once() -> None:
+    (placed,) = row(resolve(row(wal_entry(2))[0], [Kind.OK]).new)
+    with pytest.raises(InvalidRequest):
+        resolve(placed, [Kind.DUPLICATE])
+    with pytest.raises(InvalidRequest):
+        resolve(row(void_entry(2))[0], [Kind.OK])

@@ -27,7 +27,7 @@ from dray.errors import (
 )
 from dray.index.changes import carry_out, replace_run, resolve
 from dray.index.entry import Kind, ParquetFile, Placed, WalChunk, is_decided, place_all, sequence_of
-from dray.index.fold import Fold, decode, encode
+from dray.index.fold import EXPIRATION_MS, Fold, decode, encode
 from dray.log.read import Got, Want
 from dray.metadata.memory import MemoryData
 from dray.metadata.store import AppendResult
@@ -206,6 +206,20 @@ class TestVerdicts:
         assert await b.write(2**31 - 1, 3, producer=P + 1) == 1
         assert await b.write(2, producer=P + 1) == 4
         assert await b.write(2**31 - 1, 3, producer=P + 1) == 1
+
+    async def test_20_expiry_is_by_the_stamps_of_those_who_wrote(self, world: World) -> None:
+        a, b = await world.broker(), await world.broker()
+        now = 1_700_000_000_000
+        a.writer.wall_clock_ms = lambda: now
+        b.writer.wall_clock_ms = lambda: now + EXPIRATION_MS + 1
+        await a.write(0)
+        await a.write(0, producer=P + 1)
+        assert await b.write(0, producer=P + 2) == 2, "which moves the clock of the stream"
+        with pytest.raises(UnknownProducer):
+            await a.write(1)
+        assert await a.write(0) == 3, "it begins anew"
+        with pytest.raises(UnknownProducer):
+            await b.write(1, producer=P + 1)
 
     async def test_plain_batches_go_between(self, world: World) -> None:
         a, b = await world.broker(), await world.broker()
@@ -510,7 +524,7 @@ class TestSnapshots:
         a.folds._snapshot_entries = every
         for n in range(count):
             await a.write(n)
-        await a.folds.close()
+            await a.folds.close()
         return a
 
     async def test_15_16_after_so_many_entries_a_snapshot_is_put(self, world: World) -> None:
@@ -546,7 +560,7 @@ class TestSnapshots:
         b.store.fall_behind()
         for n in range(12, 15):
             await a.write(n)
-        await a.folds.close()
+            await a.folds.close()
         run = world.stored()[:13]
         await carry_out(a.store, DOMAIN, replace_run(run, of(ParquetFile(UUID(int=9), "p", 1), 13, S)))
         record = await a.store.get(DOMAIN, snapshot_key(S))
@@ -567,7 +581,7 @@ class TestSnapshots:
         a.store.before = lambda: b.append(S, payload(b"x"))
         for n in range(1, 8):
             await a.write(n)
-        await a.folds.close()
+            await a.folds.close()
         assert await a.store.get(DOMAIN, snapshot_key(S)) is None
         assert await a.offsets() == list(range(9)), "which decides it"
         await a.write(8)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dray.index.entry import BatchIndex, ParquetFile, Placed, Truncated, Void, WalChunk, Where
+from dray.index.entry import BatchIndex, Kind, ParquetFile, Placed, Truncated, Void, WalChunk, Where
 from dray.log.plan import Available, Span, share
 from tests.index_entries import of
 
@@ -20,11 +21,11 @@ def chunk(*sizes: int, records: int = 2) -> Where:
 
 
 def placed_all(*stored: Where, records: int = 2, start: int = 0) -> list[Placed]:
-    """Adjacent entries; each batch has so many records, and so has each entry without any."""
+    """Adjacent entries; so many records has each entry without batches."""
     placed = []
     at = start
     for version, where in enumerate(stored, 1):
-        count = records * (len(where.batches) if isinstance(where, WalChunk) else 1)
+        count = sum(b.records for b in where.batches) if isinstance(where, WalChunk) else records
         at += count
         placed.append(Placed(of(where, count), at, 0, version))
     return placed
@@ -34,12 +35,27 @@ def sizes_of(spans: list[Span]) -> list[int]:
     """The sizes of the batches chosen, one by one; fails where a span says otherwise."""
     sizes = []
     for span in spans:
-        where = span.placed.entry.where
-        ours = [b.size_bytes for b in where.batches] if isinstance(where, WalChunk) else [EMPTY_BATCH_BYTES]
+        ours = seen(span.placed.entry.where)
         assert span.first < span.last <= len(ours)
         assert span.size_bytes == sum(ours[span.first : span.last])
+        assert all(ours[span.first : span.last]), "what was left out is passed over"
+        if span.chunk is None:
+            assert span.last == span.first + 1, "each void batch is an empty one"
+        else:
+            assert all(span.chunk.is_served(number) for number in range(span.first, span.last))
         sizes += ours[span.first : span.last]
     return sizes
+
+
+def seen(where: Where) -> list[int]:
+    """The bytes that a reader gets of each batch."""
+    if not isinstance(where, WalChunk):
+        return [EMPTY_BATCH_BYTES]
+    verdicts = where.verdicts or (Kind.OK,) * len(where.batches)
+    return [
+        0 if batch.records == 0 else batch.size_bytes if verdict is Kind.OK else EMPTY_BATCH_BYTES
+        for batch, verdict in zip(where.batches, verdicts, strict=True)
+    ]
 
 
 def there(available: Available) -> list[tuple[int, int]]:
@@ -49,9 +65,9 @@ def there(available: Available) -> list[tuple[int, int]]:
         at = placed.start_offset
         where = placed.entry.where
         if isinstance(where, WalChunk):
-            for batch in where.batches:
-                if at + batch.records > available.offset:
-                    batches.append((at, batch.size_bytes))
+            for batch, size in zip(where.batches, seen(where), strict=True):
+                if size and at + batch.records > available.offset:
+                    batches.append((at, size))
                 at += batch.records
         else:
             batches.append((at, EMPTY_BATCH_BYTES))
@@ -77,7 +93,12 @@ def wheres(draw: st.DrawFn) -> Where:
         return ParquetFile(UUID(int=3), "data/3.parquet", 10_000)
     if kind == "truncated":
         return Truncated()
-    return chunk(*draw(st.lists(st.integers(61, 400), min_size=1, max_size=4)), records=3)
+    whole = chunk(*draw(st.lists(st.integers(61, 400), min_size=1, max_size=4)), records=3)
+    assert isinstance(whole, WalChunk)
+    left_out = draw(st.sets(st.integers(1, len(whole.batches))))
+    batches = [replace(b, records=0) if n in left_out else b for n, b in enumerate(whole.batches)]
+    verdicts = [draw(st.sampled_from([Kind.OK, Kind.DUPLICATE])) for _ in batches]
+    return replace(whole, batches=tuple(batches), verdicts=tuple(verdicts) if draw(st.booleans()) else ())
 
 
 @st.composite
