@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from dray import __version__
@@ -189,7 +189,7 @@ class Broker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._index.close()
         await self._wal_reader.close()
-        log.info("broker stopped")
+        log.info("broker stopped", extra=asdict(self._writer.counts))
 
     async def _handle_once_ready(self, frame: bytes, connection: Connection) -> Answer | None:
         """For those who connect between binding the port and knowing this broker's node id."""

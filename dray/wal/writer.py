@@ -136,6 +136,15 @@ class CommittedObject:
     began: int
 
 
+@dataclass(slots=True)
+class Counts:
+    """Appends that were sent, those that had to be made anew, and entries that had to be resolved."""
+
+    appends: int = 0
+    start_conflicts: int = 0
+    unresolved: int = 0
+
+
 class WalWriter:
     def __init__(
         self,
@@ -175,6 +184,7 @@ class WalWriter:
         self.folds = folds
         self.resolve = resolve
         self.broken = _Broken()
+        self.counts = Counts()
         self._max_buffer_bytes = max_buffer_bytes
         self._free_bytes = max_buffer_bytes
         # With their domains, in the order they came, by the futures of those who wait.
@@ -632,10 +642,12 @@ class _Pipeline:
             chosen = [sealed for sealed, _ in sent]
             entries, puts, deletes = _operations(sent)
             spares = self._mark_ahead(entries, puts, deletes)
+            self._writer.counts.appends += 1
             try:
                 result = await self._metadata.append(self._domain, entries, puts, deletes)
             except StartConflict as conflict:
                 # Others came first, and nothing happened: judge by what they wrote.
+                self._writer.counts.start_conflicts += 1
                 if self._loop.time() >= deadline or not await self._follow(conflict):
                     self._fail_all(chosen, NotCommitted(f"the append failed: {conflict}"), conflict)
                     return
@@ -770,6 +782,7 @@ class _Pipeline:
                 raise CorruptStore(f"stream {stream_id:016x} began again at {one.start_offset}")
             judged = part.verdicts[stream_id]
             settled[stream_id] = as_it_landed(one, judged, await folds.settle(one))
+            self._writer.counts.unresolved += 1
             self._start(self._resolve(one))
         return settled
 
