@@ -566,7 +566,10 @@ class _Pipeline:
         streams = {stream for sealed in chosen for stream in producer_streams(sealed.parts)}
         if folds is None or not streams:
             return [draft_part(sealed.parts, {}) for sealed in chosen]
-        held = {stream: folds.current(stream) or await folds.catch_up(stream) for stream in streams}
+        held = {stream: fold for stream in streams if (fold := folds.current(stream)) is not None}
+        behind = [stream for stream in streams if stream not in held]
+        if behind:
+            held.update(zip(behind, await asyncio.gather(*map(folds.catch_up, behind)), strict=True))
         certain: set[int] = set()
         while True:
             drafts = {stream: fold.draft() for stream, fold in held.items()}
