@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +14,6 @@ from kio.schema.errors import ErrorCode
 from tests.integration.conftest import BrokerCluster
 from tests.integration.rdkafka import QUIET, TIMEOUT_S, create_topic, in_zone, read_values, send_all
 from tests.integration.wire import Wire, fetch_request
-from tests.servers.kafka import SHORT_LIVED_OPTIONS, java_command
 
 VALUES = [b"%03d" % number for number in range(30)]
 
@@ -110,37 +106,3 @@ def test_what_is_behind_the_end_cannot_be_deleted(embedded: BrokerCluster) -> No
     with pytest.raises(KafkaException) as refused:
         delete(admin_of(embedded.a.address, "a"), topic, len(VALUES) + 1)
     assert refused.value.args[0].code() == KafkaError.OFFSET_OUT_OF_RANGE
-
-
-def run_tool(main: str, *arguments: str) -> str:
-    command = java_command(f"org.apache.kafka.tools.{main}", arguments, SHORT_LIVED_OPTIONS)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_kafka_s_own_tools_get_along(embedded: BrokerCluster, tmp_path: Path) -> None:
-    topic = create_topic(embedded.a.address)
-    send_all(embedded.a.address, topic, VALUES, client_id=in_zone("a"))
-    server = ["--bootstrap-server", embedded.a.address]
-
-    wanted = tmp_path / "delete.json"
-    partition = {"topic": topic, "partition": 0, "offset": 10}
-    wanted.write_text(json.dumps({"version": 1, "partitions": [partition]}))
-    deleted = run_tool("DeleteRecordsCommand", *server, "--offset-json-file", str(wanted))
-    assert f"partition: {topic}-0\tlow_watermark: 10" in deleted
-    assert f"{topic}:0:10" in run_tool("GetOffsetShell", *server, "--topic", topic, "--time", "-2")
-
-    described = run_tool("LogDirsCommand", *server, "--describe", "--topic-list", topic)
-    assert described.count(f'"partition":"{topic}-0"') == 1
-    assert '"error":null' in described
-
-    assert "Feature:" not in run_tool("FeatureCommand", *server, "describe"), "there are none"
-
-    elected = run_tool(
-        "LeaderElectionCommand", *server, "--election-type", "preferred", "--topic", topic, "--partition", "0"
-    )
-    assert f"Valid replica already elected for partitions {topic}-0" in elected
-    assert "No partition reassignments found." in run_tool(
-        "reassign.ReassignPartitionsCommand", *server, "--list"
-    )
