@@ -253,10 +253,23 @@ def encode(entry: IndexEntry) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def with_expected_start(value: bytes, start: int) -> bytes:
-    """An encoded entry that states none, stating one. Cheap: fields of protobuf may come in any order."""
-    message = pb.IndexEntry(expected_start=start)
-    return value + message.SerializeToString()
+def expecting(entry: IndexEntry, start: int) -> IndexEntry:
+    """The entry, stating where it expects to start. `replace` would do, in five times the time."""
+    return IndexEntry(
+        entry.stream_id,
+        entry.records,
+        entry.created_at_ms,
+        entry.min_timestamp_ms,
+        entry.max_timestamp_ms,
+        entry.incarnation,
+        entry.where,
+        start,
+    )
+
+
+def encoded_expecting(value: bytes, start: int) -> bytes:
+    """The same for an encoded entry that states none: fields of protobuf may come in any order."""
+    return value + pb.IndexEntry(expected_start=start).SerializeToString()
 
 
 def decode(value: bytes) -> IndexEntry:

@@ -121,9 +121,9 @@ class _Folding(ABC):
             if producer is not None and records > 0:
                 known = self._known(producer.id, clock_ms)
                 verdict = _judge(known, producer, records)
-                if verdict.ok:
+                if verdict is OK:
                     self._put(producer.id, _after(known, producer, records, offset, clock_ms))
-            if verdict.ok or void_has_offsets:
+            if verdict is OK or void_has_offsets:
                 offset += records
             verdicts.append(verdict)
         self.end = offset

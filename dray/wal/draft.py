@@ -13,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dray.index.entry import BatchIndex, IndexEntry, Kind, Placed, WalChunk, encode, with_expected_start
+from dray.index.entry import (
+    BatchIndex,
+    IndexEntry,
+    Kind,
+    Placed,
+    WalChunk,
+    encode,
+    encoded_expecting,
+    expecting,
+)
 from dray.index.fold import Draft, Verdict
 from dray.metadata.store import Delete, NewEntry, Put
 from dray.wal.assemble import Assembled
@@ -53,16 +62,17 @@ def draft_part(assembled: Assembled, drafts: Mapping[int, Draft]) -> Part:
         chunk = entry.where
         if draft is not None and isinstance(chunk, WalChunk):
             start = draft.end
-            judged = draft.add(((b.producer, b.records) for b in chunk.batches), entry.created_at_ms)
+            judged = draft.add([(b.producer, b.records) for b in chunk.batches], entry.created_at_ms)
             verdicts[entry.stream_id] = judged
             if draft.end == start:
                 continue
-            if not all(verdict.ok for verdict in judged):
+            value = new.value
+            if draft.end - start != entry.records:
                 entry = _without(entry, chunk, judged)
-                new = replace(new, records=entry.records, value=encode(entry))
-            entry = replace(entry, expected_start=start)
-            value = with_expected_start(new.value, start)
-            new = replace(new, value=value, expected_start=start)
+                value = encode(entry)
+            entry = expecting(entry, start)
+            value = encoded_expecting(value, start)
+            new = NewEntry(new.sequence, entry.records, new.size_bytes, value, start)
         indexed.append(entry)
         entries.append(new)
         puts.append(reference)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from dray.index.entry import IndexEntry, Kind, Placed, Producer, WalChunk, decode, encode, with_expected_start
+from dray.index.entry import IndexEntry, Kind, Placed, Producer, WalChunk, decode, encode, encoded_expecting
 from dray.index.fold import OK, OUT_OF_ORDER, UNKNOWN_PRODUCER, Fold, Verdict
 from dray.wal.assemble import Assembled, Identity, assemble
 from dray.wal.batcher import Pending, PendingBatch
@@ -96,9 +96,9 @@ def test_an_object_of_nothing_is_nothing() -> None:
 @pytest.mark.parametrize("start", [0, 1, 127, 128, 2**31, 2**63 - 1])
 def test_stating_a_start_is_the_same_as_encoding_it(start: int) -> None:
     made = assembled(batch(A, 2, Producer(9, 0, 0)))
-    stated = decode(with_expected_start(made.entries[0].value, start))
+    stated = decode(encoded_expecting(made.entries[0].value, start))
     assert stated.expected_start == start
-    assert len(with_expected_start(made.entries[0].value, start)) - len(made.entries[0].value) <= 11
+    assert len(encoded_expecting(made.entries[0].value, start)) - len(made.entries[0].value) <= 11
     assert encode(stated) == encode(decode(encode(stated)))
 
 
