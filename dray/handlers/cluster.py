@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -10,8 +11,12 @@ from dray.handlers.call import NO_THROTTLE, Call
 from dray.handlers.metadata import broker_fields
 from dray.protocol.codec import Fields
 
+log = logging.getLogger(__name__)
+
 BROKER_ENDPOINTS = 1
 GROUP_KEY = 0
+TRANSACTION_KEY = 1
+NO_TRANSACTIONS = "transactions are not supported: unset transactional.id"
 
 
 async def describe_cluster(call: Call) -> Fields:
@@ -41,6 +46,8 @@ async def describe_cluster(call: Call) -> Fields:
 async def find_coordinator(call: Call) -> Fields:
     """Any broker serves any group; this is an affinity, as with partitions."""
     key_type = getattr(call.body, "key_type", GROUP_KEY)
+    if key_type == TRANSACTION_KEY:  # not all clients show the message to their users
+        log.warning("request refused: %s", NO_TRANSACTIONS, extra={"client_id": call.client_id})
     keys = getattr(call.body, "coordinator_keys", None)
     if keys is not None:
         return {
@@ -52,10 +59,15 @@ async def find_coordinator(call: Call) -> Fields:
 
 def _coordinator(call: Call, key_type: int, key: str) -> dict[str, Any]:
     if key_type != GROUP_KEY:
+        code, message = ErrorCode.invalid_request, "only groups have coordinators here"
+        if key_type == TRANSACTION_KEY:
+            # The one code that makes every client give up: librdkafka asks again for ever after any other.
+            code = ErrorCode.transactional_id_authorization_failed
+            message = NO_TRANSACTIONS
         return {
             "key": key,
-            "error_code": ErrorCode.invalid_request,
-            "error_message": "only groups have coordinators here",
+            "error_code": code,
+            "error_message": message,
             "node_id": -1,
             "host": "",
             "port": -1,

@@ -203,7 +203,8 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         "Any broker serves any group: the coordinator is an affinity, and told at once. Kafka says"
         " COORDINATOR_NOT_AVAILABLE while it makes `__consumer_offsets`. (The groups themselves are to"
         " come.)",
-        "Coordinators of transactions and share groups are INVALID_REQUEST.",
+        "The coordinator of a transaction is TRANSACTIONAL_ID_AUTHORIZATION_FAILED: there are no"
+        " transactions, and this makes clients say so at once. That of a share group is INVALID_REQUEST.",
     ),
     18: (
         "No features are supported or finalized: `metadata.version` and the others are those of KRaft."

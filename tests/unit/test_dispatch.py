@@ -291,7 +291,10 @@ def shapes(client: Client) -> dict[int, list[Shape]]:
         ],
         10: [
             ({"key": "group", "coordinator_keys": ["group", "other"]}, {OK}),
-            ({"key": "t", "coordinator_keys": ["t"], "key_type": 1}, {OK, ErrorCode.invalid_request}),
+            (
+                {"key": "t", "coordinator_keys": ["t"], "key_type": 1},
+                {OK, ErrorCode.transactional_id_authorization_failed},
+            ),
             ({"key": "t", "coordinator_keys": ["t"], "key_type": 99}, {OK, ErrorCode.invalid_request}),
         ],
         18: [({"client_software_name": "a", "client_software_version": "b"}, {OK})],
