@@ -120,10 +120,11 @@ def test_producers_write_idempotently_unless_they_choose_not_to(
 
 def test_what_brokers_and_cluster_are(embedded: BrokerCluster) -> None:
     here = server(embedded)
+    one_record = ["--topic=unused", "--num-records=1", "--record-size=1", "--throughput=-1"]
     nodes = {embedded.a.node_id, embedded.b.node_id}
     with Wire(embedded.a.address) as wire:
         cluster_id = wire.metadata().cluster_id
-    versions, named, endpoints, features, configs, transactions, hanging = run_tools(
+    versions, named, endpoints, features, configs, transactions, hanging, transactional = run_tools(
         Tool("BrokerApiVersionsCommand", here),
         Tool("ClusterTool", ["cluster-id", *here]),
         Tool("ClusterTool", ["list-endpoints", *here]),
@@ -133,6 +134,11 @@ def test_what_brokers_and_cluster_are(embedded: BrokerCluster) -> None:
         ),
         Tool("TransactionsCommand", [*here, "list"], refused=True),
         Tool("TransactionsCommand", [*here, "find-hanging", "--broker-id", str(embedded.b.node_id)]),
+        Tool(
+            "ProducerPerformance",
+            [*here, *one_record, "--transactional-id=t", "--transaction-duration-ms=100"],
+            refused=True,
+        ),
     )
     told = {int(number): f"{name}: {what}" for name, number, what in API_LINE.findall(versions)}
     assert told == {key: f"{kafka.name}: {usable(key)}" for key, kafka in KAFKA.items()}
@@ -144,6 +150,7 @@ def test_what_brokers_and_cluster_are(embedded: BrokerCluster) -> None:
     assert f"listen={embedded.b.address} " in configs
     assert "does not support LIST_TRANSACTIONS" in transactions
     assert len(hanging.splitlines()) == 1, "nothing but the head of the table"
+    assert "TransactionalIdAuthorizationException" in transactional
 
 
 API_LINE = re.compile(r"^\t(\w+)\((\d+)\): (.*?)(?: \[.*)?,?$", re.MULTILINE)
