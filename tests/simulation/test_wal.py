@@ -113,17 +113,17 @@ async def one_write(broker: WalWriter, stream: int, ident: int, records: int, bo
         book.committed[ident] = (stream, done)
 
 
-async def collector(world: World, how: type[OrphanCollector]) -> None:
+async def collector(world: World, how: type[OrphanCollector], older_than_ms: int = 100) -> None:
     """Runs over and over, calling objects orphans that are a tenth of a second old."""
     machine = Machine(world)
     collect = how(SimulatedMetadata(machine), SimulatedObjects(machine))
     while True:
         await asyncio.sleep(world.chance.uniform(0, 1))
         with contextlib.suppress(DrayError):
-            await collect.collect(D, world.now_ms(), 100)
+            await collect.collect(D, world.now_ms(), older_than_ms)
         if world.chance.random() < 0.2:
             with contextlib.suppress(DrayError):
-                await collect.collect_unmarked(D, ZONE, world.now_ms(), 100)
+                await collect.collect_unmarked(D, ZONE, world.now_ms(), older_than_ms)
                 # Longer than any call may be late: this one does rest on age.
                 await collect.forget_fences(D, world.now_ms(), FORGET_AFTER_MS)
 

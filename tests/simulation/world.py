@@ -3,20 +3,21 @@ that a network and a paused leader can cause, all of it decided by one seed.
 
 The metadata store keeps Oxia's weaker promises: each operation of an append passes or fails alone; a call may
 be lost, may be applied though its answer is lost, may be applied long after its caller gave up; a read may
-be of an earlier moment, unless it stands behind a barrier of the same client.
+be of an earlier moment, unless it stands behind a barrier of the same client. A watch is late, breaks, and
+has gaps. A `strong` world has a store like etcd: a failed condition fails the append, and no read is stale.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 import selectors
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 from dray.errors import DrayError, ObjectStoreUnavailable, OutcomeUnknown, Unavailable
+from dray.metadata.feed import Feed
 from dray.metadata.memory import MemoryData, MemoryStore
 from dray.metadata.store import (
     AppendResult,
@@ -31,6 +32,7 @@ from dray.metadata.store import (
     Record,
     Session,
     Watch,
+    WatchEvent,
 )
 from dray.objectstore.memory import MemoryObjects, MemoryObjectStore
 from dray.objectstore.store import Body, ObjectInfo
@@ -54,6 +56,12 @@ class VirtualTime(asyncio.SelectorEventLoop):
 
     def jump(self, seconds: float) -> None:
         self._now += seconds
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        """At once: a thread would run in real time."""
+        done = self.create_future()
+        done.set_result(func(*args))
+        return done
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -86,14 +94,19 @@ def simulate(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 class World:
     """What the simulated machines share. `calm()` ends the faults, for the reckoning afterwards."""
 
-    def __init__(self, seed: int, *, trouble: float = 0.15) -> None:
+    def __init__(self, seed: int, *, trouble: float = 0.15, strong: bool = False) -> None:
         self.chance = random.Random(seed)
         self.trouble = trouble
+        self.strong = strong
         self.data = MemoryData()
         self.objects = MemoryObjects(clock_ms=self.now_ms)
         self.history: list[MemoryData] = []  # before each write, oldest first
         self.violations: list[str] = []  # what the stores saw that may not be
         self._late: set[asyncio.Task[None]] = set()
+
+    def open_store(self) -> MemoryStore:
+        """What applies the calls of one client."""
+        return MemoryStore(self.data, conditions_abort=self.strong)
 
     def now_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)
@@ -123,7 +136,13 @@ class World:
     def remember(self) -> None:
         """Called before a write is applied. Now and then is enough: a copy of everything takes its time."""
         if self.chance.random() < 0.3:
-            self.history.append(copy.deepcopy(self.data))
+            moment = MemoryData()
+            moment.last_version = self.data.last_version
+            for number, now in self.data._domains.items():
+                then = moment.domain(number)
+                then.records, then.keys = dict(now.records), list(now.keys)
+                then.sequences = {name: list(entries) for name, entries in now.sequences.items()}
+            self.history.append(moment)
             del self.history[:-8]
 
 
@@ -152,6 +171,9 @@ class Machine:
             world.later(lambda: self._applied(apply))
             await asyncio.sleep(CALL_TIMEOUT_S)
             await self._unknown("late")
+        if self.crashed and world.chance.random() < 0.5:
+            with suppress(DrayError):  # it was sent before the crash
+                await self._applied(apply)
         await self.check_alive()
         result = await self._applied(apply)
         if world.strikes(0.4):
@@ -177,9 +199,9 @@ class Machine:
             raise Unavailable("simulated: no connection")
         data = world.data
         recent = world.history[self._behind_barrier() :]
-        if recent and world.strikes():
+        if recent and not world.strong and world.strikes():
             data = world.chance.choice(recent)
-        answer = await query(MemoryStore(data, conditions_abort=False))
+        answer = await query(MemoryStore(data, conditions_abort=world.strong))
         await world.delay()
         await self.check_alive()
         return answer
@@ -202,11 +224,11 @@ class SimulatedMetadata:
     """A machine's client of the metadata store."""
 
     limits = Limits(max_operations=60, max_bytes=100_000)
-    conditions_abort = False
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._real = MemoryStore(machine.world.data, conditions_abort=False)
+        self.conditions_abort = machine.world.strong
+        self._real = machine.world.open_store()
         self._appending = False
 
     async def get(self, domain: int, key: str) -> Record | None:
@@ -269,14 +291,37 @@ class SimulatedMetadata:
     async def barrier(self, domain: int) -> None:
         await self._machine.barrier()
 
-    def watch(self, domain: int, prefix: str | None = None) -> AbstractAsyncContextManager[Watch]:
-        return self._real.watch(domain, prefix)
+    @asynccontextmanager
+    async def watch(self, domain: int, prefix: str | None = None) -> AsyncIterator[Watch]:
+        async with self._real.watch(domain, prefix) as feed:
+            yield _LateFeed(feed, self._machine)
 
     def session(self, ttl_ms: int) -> AbstractAsyncContextManager[Session]:
         return self._real.session(ttl_ms)
 
     async def close(self) -> None:
         await self._real.close()
+
+
+class _LateFeed(Feed):
+    """Tells in order what the store told, some of it much later, and some of it as a gap."""
+
+    def __init__(self, feed: Feed, machine: Machine) -> None:
+        super().__init__()
+        self._feed = feed
+        self._machine = machine
+
+    async def __anext__(self) -> WatchEvent:
+        world = self._machine.world
+        event = await self._feed.__anext__()
+        await world.delay(3.0 if world.strikes(0.5) else 0.02)
+        await self._machine.check_alive()
+        if world.strikes(0.1):
+            raise Unavailable("simulated: the watch broke")
+        if world.strikes(0.1):
+            self._feed.gap()
+            event = await self._feed.__anext__()
+        return event
 
 
 class SimulatedObjects(MemoryObjectStore):
