@@ -634,9 +634,9 @@ class _Pipeline:
                     chosen, NotCommitted(f"what was written before is not at hand: {error}"), error
                 )
                 return
-            sent = []
+            sent: list[tuple[_Object, Part]] = []
             for sealed, part in zip(chosen, parts, strict=True):
-                if part.entries:
+                if part.entries or _rests_on(part, sent):
                     sent.append((sealed, part))
                 else:  # nothing of it is new
                     self._answer(sealed, part, (), {})
@@ -689,7 +689,7 @@ class _Pipeline:
         versions = iter(result.puts)
         committed: list[tuple[_Object, Part, list[Placed]]] = []
         for sealed, part in sent:
-            is_committed = next(versions) is not None
+            is_committed = not part.puts or next(versions) is not None
             placed = []
             for entry in part.indexed:
                 assigned = next(ends)
@@ -708,6 +708,9 @@ class _Pipeline:
         log.warning("append of %d objects in domain %d: %s", len(sent), self._domain, unknown)
         deadline = self._loop.time() + self._writer.settle_s
         for sealed, part in sent:
+            if not part.entries:
+                self._fail(sealed, CommitUnknown("what it repeats may not be committed"), unknown)
+                continue
             began = self._writer.clock()
             try:
                 placed = await self._settled(sealed, part, deadline)
@@ -838,6 +841,20 @@ class _Pipeline:
         self._writer.release(sealed.size_bytes)
         sealed.pending = []
         sealed.assembled = None
+
+
+def _rests_on(part: Part, sent: _Sent) -> bool:
+    """Whether some batch of it is a duplicate of one that is about to be sent, and may yet fail with it."""
+    starts: dict[int, int] = {}
+    for _, before in sent:
+        for entry in before.indexed:
+            if entry.expected_start is not None:
+                starts.setdefault(entry.stream_id, entry.expected_start)
+    return any(
+        verdict.offset is not None and stream_id in starts and verdict.offset >= starts[stream_id]
+        for stream_id, verdicts in part.verdicts.items()
+        for verdict in verdicts
+    )
 
 
 def _operations(sent: _Sent) -> tuple[list[NewEntry], list[Put], list[Delete]]:
