@@ -2,6 +2,8 @@
 
     python -m bench.broker
     python -m bench.broker --quick --only latency --targets dray
+    python -m bench.broker --only idempotence --rounds 7
+    python -m bench.broker --only contention
 
 Both brokers run from the start, on loopback, with data in one temporary directory (several GB), and take
 turns: each case runs on one and then on the other, and who begins changes from case to case. Every client is
@@ -17,6 +19,11 @@ the page cache and never syncs. Dray is embedded: SQLite and files.
 - `tail` is one producer and three consumers that follow it; MB/s is what the three got together.
 - `catch-up` reads a topic of `--records` from the beginning by `assign`. ConsumerPerformance needs a group,
   so the Java reader is ours (tests/servers/kafka/Clients.java), with Kafka's consumer in a JVM just started.
+- `idempotence` sends as `produce` and `java` do, without and with idempotence in turn, `--rounds` times on
+  the same broker. Both have 5 requests in flight at most: an idempotent librdkafka allows no more, a plain
+  one has no bound by default. `ratio` is the median of idempotent over plain of each round, beside it the
+  range; `cpu` is the same of the broker's CPU for each byte.
+- `contention` has no Kafka beside it: see `bench.contention`.
 
 CPU is that of the broker with its children for each GB (10⁹ bytes) that producers sent or consumers got;
 MiB is the peak of its resident memory during the case. Nothing here asserts: machines differ, ratios travel
@@ -29,6 +36,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -37,21 +45,31 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from statistics import median
+from typing import Any
 
 import confluent_kafka
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from bench.clients import Consume, Produce, Result
+from bench.contention import Contest, Outcome, all_contests, run_contests
+from bench.running import (
+    CLIENT_TIMEOUT_S,
+    Broker,
+    ClientFailed,
+    Failure,
+    client,
+    run,
+    run_client,
+    running,
+    topic_on,
+)
 from tests.servers.kafka import (
     KafkaServer,
     answers_metadata,
@@ -63,10 +81,6 @@ from tests.servers.process import ServerProcess, free_port
 
 MIB = 2**20
 SMALL, BIG = 100, 1024  # bytes of a record
-# For one client, however slow the broker: far above what any case takes when it works.
-CLIENT_TIMEOUT_S = 150
-# A broker that does not end by itself is killed.
-STOP_TIMEOUT_S = 15
 TAIL_CONSUMERS = 3
 LARGE = {
     "librdkafka": {"linger.ms": 50, "batch.num.messages": 100_000, "queue.buffering.max.messages": 500_000},
@@ -77,18 +91,10 @@ LARGE = {
         "buffer.memory": 128 * MIB,
     },
 }
+PLAIN = {"enable.idempotence": "false", "max.in.flight.requests.per.connection": 5}
+IDEMPOTENT = {**PLAIN, "enable.idempotence": "true"}
 # By default librdkafka stops fetching for a second when it has 100,000 records: that would measure the pause.
 READ_ON = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 10}
-
-
-class Broker(Protocol):
-    @property
-    def address(self) -> str: ...
-    @property
-    def pid(self) -> int: ...
-    def start(self) -> None: ...
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None: ...
-    def signal(self, how: signal.Signals) -> None: ...
 
 
 class DrayServer:
@@ -96,6 +102,7 @@ class DrayServer:
 
     def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
         directory.mkdir(parents=True)
+        self._objects = directory / "data" / "objects"
         self._port = free_port()
         argv = [sys.executable, "-m", "dray", "broker", f"--listen={self.address}"]
         argv += [f"--data={directory / 'data'}", *arguments]
@@ -117,6 +124,12 @@ class DrayServer:
 
     def signal(self, how: signal.Signals) -> None:
         self._process.signal(how)
+
+    def remove_objects(self) -> None:
+        """Of topics that are all deleted. Dray does not collect them yet, Kafka does; the disk is finite."""
+        for path in self._objects.rglob("*"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -150,8 +163,23 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Failure:
-    message: str
+class Compared:
+    """One cell of the table of idempotence: a figure for each round, those of one round side by side."""
+
+    plain: list[Figures]
+    idempotent: list[Figures]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [i.mb_per_s / p.mb_per_s for p, i in zip(self.plain, self.idempotent, strict=True)]
+
+    @property
+    def cpu_ratio(self) -> float:
+        rounds = zip(self.plain, self.idempotent, strict=True)
+        return median(i.cpu_s_per_gb / p.cpu_s_per_gb if p.cpu_s_per_gb else math.nan for p, i in rounds)
+
+
+Cell = Figures | Compared | Failure
 
 
 @dataclass(frozen=True)
@@ -162,6 +190,7 @@ class Case:
     partitions: int
     measure: Callable[[Broker, str], Measured]
     prepare: Callable[[Broker, str], object] | None = None
+    idempotent: Callable[[Broker, str], Measured] | None = None  # to be compared with `measure`
     quick: bool = False  # part of a quick run
 
 
@@ -169,43 +198,89 @@ class Case:
 
 
 def all_cases(scale: Scale) -> list[Case]:
-    return [*produce_cases(scale), *latency_cases(scale), tail_case(scale), *catch_up_cases(scale)]
+    return [
+        *produce_cases(scale),
+        *latency_cases(scale),
+        tail_case(scale),
+        *catch_up_cases(scale),
+        *idempotence_cases(scale),
+    ]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a producer sends."""
+
+    size: int
+    partitions: int
+    large: bool
+
+    def __str__(self) -> str:
+        return f"{self.size} B, {self.partitions} part., {'large' if self.large else 'default'}"
+
+
+LOADS = [
+    Load(size, partitions, large) for size in (SMALL, BIG) for partitions in (1, 6) for large in (False, True)
+]
+QUICK_LOADS = (Load(SMALL, 1, False), Load(BIG, 6, True))
 
 
 def produce_cases(scale: Scale) -> Iterator[Case]:
-    clients = {"produce": produce_librdkafka, "java": produce_java}
-    for client, produce in clients.items():
-        for size in (SMALL, BIG):
-            for partitions in (1, 6):
-                for batches in ("default", "large"):
-                    large = batches == "large"
-                    yield Case(
-                        f"{client} {size} B, {partitions} part., {batches}",
-                        partitions,
-                        produce(scale, size, large),
-                        quick=(size == SMALL, partitions, large) in ((True, 1, False), (False, 6, True)),
-                    )
+    for load in LOADS:
+        send = produce_librdkafka(scale, load, {"enable.idempotence": "false"})
+        yield Case(f"produce {load}", load.partitions, send, quick=load in QUICK_LOADS)
+    for load in LOADS:
+        send = produce_java(scale, load, {"enable.idempotence": "false"})
+        yield Case(f"java {load}", load.partitions, send, quick=load in QUICK_LOADS)
 
 
-def produce_librdkafka(scale: Scale, size: int, large: bool) -> Callable[[Broker, str], Measured]:
-    properties = LARGE["librdkafka"] if large else {}
+def idempotence_cases(scale: Scale) -> Iterator[Case]:
+    """Shorter than those of `produce_cases`, since there are many rounds."""
+    shorter = replace(scale, seconds=scale.seconds / 2)
+    for load in LOADS:
+        yield Case(
+            f"{IDEMPOTENCE}librdkafka {load}",
+            load.partitions,
+            produce_librdkafka(shorter, load, PLAIN),
+            idempotent=produce_librdkafka(shorter, load, IDEMPOTENT),
+            quick=load in QUICK_LOADS,
+        )
+    # With default batches Java takes long for few records.
+    few = replace(scale, records=scale.records // 4)
+    for load in LOADS:
+        amount = scale if load.large else few
+        yield Case(
+            f"{IDEMPOTENCE}java {load}",
+            load.partitions,
+            produce_java(amount, load, PLAIN),
+            idempotent=produce_java(amount, load, IDEMPOTENT),
+            quick=load in QUICK_LOADS,
+        )
+
+
+def produce_librdkafka(
+    scale: Scale, load: Load, properties: Mapping[str, object]
+) -> Callable[[Broker, str], Measured]:
+    given = {**(LARGE["librdkafka"] if load.large else {}), **properties}
 
     def measure(broker: Broker, topic: str) -> Measured:
-        task = Produce(broker.address, topic, size, seconds=scale.seconds, properties=properties)
+        task = Produce(broker.address, topic, load.size, seconds=scale.seconds, properties=given)
         return seen(run_client(task))
 
     return measure
 
 
-def produce_java(scale: Scale, size: int, large: bool) -> Callable[[Broker, str], Measured]:
-    properties = {"acks": "all", "enable.idempotence": "false", **(LARGE["java"] if large else {})}
-    records = scale.records_of(size)
+def produce_java(
+    scale: Scale, load: Load, properties: Mapping[str, object]
+) -> Callable[[Broker, str], Measured]:
+    given = {"acks": "all", **(LARGE["java"] if load.large else {}), **properties}
+    size, records = load.size, scale.records_of(load.size)
 
     def measure(broker: Broker, topic: str) -> Measured:
         arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(size)]
         arguments += ["--throughput", "-1", "--bootstrap-server", broker.address]
         arguments += ["--warmup-records", str(records // 4), "--command-property"]
-        arguments += [f"{name}={value}" for name, value in properties.items()]
+        arguments += [f"{name}={value}" for name, value in given.items()]
         output = run(java_command("org.apache.kafka.tools.ProducerPerformance", arguments, ["-Xmx512m"]))
         sent, per_second = parse_producer_performance(output)
         if sent != records:
@@ -303,103 +378,7 @@ def seen(result: Result) -> Measured:
     return rates(result.records, result.bytes, result.seconds, result)
 
 
-# Clients
-
-
-class ClientFailed(Exception):
-    """One case has no figures; the others may have."""
-
-
-class Client:
-    """A process of `bench.clients`."""
-
-    def __init__(self, task: Produce | Consume) -> None:
-        role = "produce" if isinstance(task, Produce) else "consume"
-        self._argv = [sys.executable, "-m", "bench.clients", json.dumps({"role": role, **asdict(task)})]
-        self._process = popen(self._argv)
-
-    def wait_ready(self) -> None:
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != "ready\n":
-            self.result()
-
-    def result(self) -> Result:
-        return Result(**json.loads(finish(self._process, None).splitlines()[-1]))
-
-    def close(self) -> None:
-        reap(self._process)
-
-
-@contextmanager
-def client(task: Produce | Consume) -> Iterator[Client]:
-    with contextlib.closing(Client(task)) as started:
-        yield started
-
-
-def run_client(task: Produce | Consume) -> Result:
-    with client(task) as started:
-        return started.result()
-
-
-def run(command: Sequence[str], given: str | None = None) -> str:
-    process = popen(command)
-    try:
-        return finish(process, given)
-    finally:
-        reap(process)
-
-
-def popen(command: Sequence[str]) -> subprocess.Popen[str]:
-    # Not in our process group: on Ctrl-C we end it ourselves, without its traceback.
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-
-
-def finish(process: subprocess.Popen[str], given: str | None) -> str:
-    try:
-        output, errors = process.communicate(given, timeout=CLIENT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise ClientFailed(f"not finished after {CLIENT_TIMEOUT_S} s") from None
-    if process.returncode != 0:
-        raise ClientFailed(" ".join((errors + output).split())[-300:])
-    return output
-
-
-def reap(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-
-
-# Brokers
-
-
-@contextmanager
-def running(broker: Broker) -> Iterator[Broker]:
-    try:
-        broker.start()
-        yield broker
-    finally:
-        killer = threading.Timer(STOP_TIMEOUT_S, broker.signal, [signal.SIGKILL])
-        killer.start()
-        broker.stop()
-        killer.cancel()
-
-
-@contextmanager
-def topic_on(broker: Broker, name: str, partitions: int) -> Iterator[str]:
-    admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
-    for created in admin.create_topics([NewTopic(name, partitions, 1)]).values():
-        created.result()
-    yield name
-    try:
-        for deleted in admin.delete_topics([name]).values():
-            deleted.result()
-    except KafkaException as error:  # costs disk, not the figures
-        print(f"topic {name} stays: {error}", file=sys.stderr)
+# What a broker takes
 
 
 def family(pid: int) -> list[int]:
@@ -442,28 +421,40 @@ def reset_peak(pid: int) -> None:
 
 # The run
 
-Cell = Figures | Failure
 
-
-def measure(case: Case, broker: Broker, topic: str) -> Cell:
+def measure(case: Case, broker: Broker, topic: str, rounds: int) -> Cell:
     try:
-        with topic_on(broker, topic, case.partitions):
-            if case.prepare:
-                case.prepare(broker, topic)
-            os.sync()  # what the case before left to write is not this one's
-            reset_peak(broker.pid)
-            cpu_before = cpu_seconds(broker.pid)
-            measured = case.measure(broker, topic)
-            cpu = cpu_seconds(broker.pid) - cpu_before
-            return Figures(
-                measured.records_per_s,
-                measured.bytes_per_s / 1e6,
-                cpu / (measured.moved_bytes / 1e9),
-                peak_mib(broker.pid),
-                measured.latencies_ms,
-            )
+        if case.idempotent is None:
+            return measure_once(case, broker, topic)
+        plain, idempotent = [], []
+        other = replace(case, measure=case.idempotent)
+        for number in range(rounds):
+            plain.append(measure_once(case, broker, f"{topic}-plain-{number}"))
+            idempotent.append(measure_once(other, broker, f"{topic}-idempotent-{number}"))
+        return Compared(plain, idempotent)
     except (ClientFailed, KafkaException) as error:
         return Failure(str(error))
+
+
+def measure_once(case: Case, broker: Broker, topic: str) -> Figures:
+    with topic_on(broker, topic, case.partitions):
+        if case.prepare:
+            case.prepare(broker, topic)
+        os.sync()  # what the case before left to write is not this one's
+        reset_peak(broker.pid)
+        cpu_before = cpu_seconds(broker.pid)
+        measured = case.measure(broker, topic)
+        cpu = cpu_seconds(broker.pid) - cpu_before
+        figures = Figures(
+            measured.records_per_s,
+            measured.bytes_per_s / 1e6,
+            cpu / (measured.moved_bytes / 1e9),
+            peak_mib(broker.pid),
+            measured.latencies_ms,
+        )
+    if isinstance(broker, DrayServer):
+        broker.remove_objects()
+    return figures
 
 
 def warm_up(broker: Broker, seconds: float) -> None:
@@ -473,14 +464,20 @@ def warm_up(broker: Broker, seconds: float) -> None:
         run_client(Consume(broker.address, topic, 1, sent.records, properties=READ_ON))
 
 
-def run_cases(cases: Sequence[Case], brokers: dict[str, Broker]) -> dict[str, dict[str, Cell]]:
+def run_cases(
+    cases: Sequence[Case], brokers: Mapping[str, Broker], rounds: int
+) -> dict[str, dict[str, Cell]]:
     results: dict[str, dict[str, Cell]] = {}
     heading = ""
     for number, case in enumerate(cases):
-        order = list(brokers) if number % 2 == 0 else list(reversed(brokers))
-        cells = {name: measure(case, brokers[name], f"bench-{number}") for name in order}
+        order = list(brokers) if number % 2 == 0 else list(reversed(list(brokers)))
+        cells = {name: measure(case, brokers[name], f"bench-{number}", rounds) for name in order}
         results[case.name] = {name: cells[name] for name in brokers}
-        columns = latency_heading if is_latency(case.name) else throughput_heading
+        columns = throughput_heading
+        if is_latency(case.name):
+            columns = latency_heading
+        elif case.idempotent is not None:
+            columns = idempotence_heading
         if (wanted := columns(list(brokers))) != heading:
             heading = wanted
             print(f"\n{heading}", flush=True)
@@ -491,6 +488,7 @@ def run_cases(cases: Sequence[Case], brokers: dict[str, Broker]) -> dict[str, di
 # Printing
 
 WIDTH = 40
+IDEMPOTENCE = "idempotence "  # before every name in its table
 
 
 def is_latency(name: str) -> bool:
@@ -507,11 +505,22 @@ def latency_heading(targets: Sequence[str]) -> str:
     return f"{'':<{WIDTH}}{''.join(each)} {'p50, p99':>12}"
 
 
-def row(name: str, cells: dict[str, Cell]) -> str:
-    text = f"{name:<{WIDTH}}"
+def idempotence_heading(targets: Sequence[str]) -> str:
+    each = [
+        f" {name + ' plain':>13} {'idem.':>7} {'ratio':>6} {'of rounds':>10} {'cpu':>5}" for name in targets
+    ]
+    return f"{IDEMPOTENCE + 'MB/s':<{WIDTH}}{''.join(each)} {'/'.join(targets):>12}"
+
+
+def row(name: str, cells: Mapping[str, Cell]) -> str:
+    text = f"{name.removeprefix(IDEMPOTENCE):<{WIDTH}}"
     for cell in cells.values():
         if isinstance(cell, Failure):
-            text += f" {'failed':>34}"
+            text += f" {'failed':>35}"
+        elif isinstance(cell, Compared):
+            ratios = cell.ratios
+            text += f" {mb_per_s(cell.plain):>13.1f} {mb_per_s(cell.idempotent):>7.1f} {median(ratios):>6.2f}"
+            text += f" {f'{min(ratios):.2f}–{max(ratios):.2f}':>10} {cell.cpu_ratio:>5.2f}"
         elif is_latency(name):
             ms = cell.latencies_ms
             text += f" {ms['p50']:>13.1f} {ms['p99']:>7.1f} {ms['max']:>7.1f} {cell.peak_mib:>5.0f}"
@@ -526,13 +535,27 @@ def row(name: str, cells: dict[str, Cell]) -> str:
 
 
 def ratio(name: str, cells: Sequence[Cell]) -> str:
-    figures = [cell for cell in cells if isinstance(cell, Figures)]
-    if len(figures) != 2:
+    if len(cells) != 2 or any(isinstance(cell, Failure) for cell in cells):
         return "–"
-    first, second = figures
+    first, second = cells
+    if isinstance(first, Compared) and isinstance(second, Compared):
+        return f"{mb_per_s(first.idempotent) / mb_per_s(second.idempotent):.2f}"
+    assert isinstance(first, Figures)
+    assert isinstance(second, Figures)
     if is_latency(name):
         return ", ".join(f"{first.latencies_ms[q] / second.latencies_ms[q]:.2f}" for q in ("p50", "p99"))
     return f"{first.mb_per_s / second.mb_per_s:.2f}"
+
+
+def mb_per_s(rounds: Sequence[Figures]) -> float:
+    return median(one.mb_per_s for one in rounds)
+
+
+def peaks(cell: Cell) -> list[float]:
+    if isinstance(cell, Failure):
+        return []
+    figures = [cell] if isinstance(cell, Figures) else [*cell.plain, *cell.idempotent]
+    return [one.peak_mib for one in figures]
 
 
 def describe_machine() -> dict[str, str]:
@@ -555,19 +578,41 @@ def main() -> None:
     scale = Scale(
         options.seconds or (1.5 if quick else 5.0), options.records or (100_000 if quick else 400_000)
     )
+    rounds = options.rounds or (1 if quick else 5)
     cases = [case for case in all_cases(scale) if wanted(case, options.only, quick)]
-    if not cases:
+    contests = [
+        contest
+        for contest in all_contests()
+        if wanted(contest, options.only, quick) and "dray" in options.targets
+    ]
+    if not cases and not contests:
         raise SystemExit("no case has that name")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or nobody would stop the brokers
     header: dict[str, Any] = describe_machine()
-    results: dict[str, dict[str, Cell]] = {}
-    with (
-        tempfile.TemporaryDirectory(dir=options.directory, prefix="dray-bench-") as scratch,
-        ExitStack() as stack,
-    ):
+    for name, value in header.items():
+        print(f"{name}: {value}", flush=True)
+    results: dict[str, Mapping[str, Cell | Outcome]] = {}
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=options.directory, prefix="dray-bench-") as scratch:
+        if cases:
+            results |= run_side_by_side(cases, options, rounds, Path(scratch))
+        if contests:
+            results |= run_contests(contests, Path(scratch), scale.seconds, rounds)
+    print(f"\n{len(results)} cases in {time.monotonic() - started:.0f} s")
+    if options.json:
+        told = {name: {t: asdict(cell) for t, cell in cells.items()} for name, cells in results.items()}
+        options.json.write_text(json.dumps({**header, "rounds": rounds, "cases": told}, indent=2) + "\n")
+    if any(isinstance(cell, Failure) for cells in results.values() for cell in cells.values()):
+        raise SystemExit(1)
+
+
+def run_side_by_side(
+    cases: Sequence[Case], options: argparse.Namespace, rounds: int, scratch: Path
+) -> dict[str, dict[str, Cell]]:
+    with ExitStack() as stack:
         brokers: dict[str, Broker] = {}
         for number, name in enumerate(options.targets):
-            home = Path(scratch) / f"{number}-{name}"
+            home = scratch / f"{number}-{name}"
             broker: Broker
             if name == "dray":
                 broker = DrayServer(home, shlex.split(options.dray_arguments))
@@ -577,26 +622,18 @@ def main() -> None:
             brokers[name if name not in brokers else f"{name}-{number}"] = stack.enter_context(
                 running(broker)
             )
-        header["pids"] = ", ".join(f"{name} {broker.pid}" for name, broker in brokers.items())
-        for name, value in header.items():
-            print(f"{name}: {value}", flush=True)
+        print("pids:", ", ".join(f"{name} {broker.pid}" for name, broker in brokers.items()), flush=True)
         for broker in brokers.values():
-            warm_up(broker, 3 if quick else 6)
-        started = time.monotonic()
-        results = run_cases(cases, brokers)
-        print(f"\n{len(cases)} cases in {time.monotonic() - started:.0f} s")
+            warm_up(broker, 3 if options.quick else 6)
+        results = run_cases(cases, brokers, rounds)
+    print()
     for name in brokers:
-        cells = [row[name] for row in results.values()]
-        peaks = [cell.peak_mib for cell in cells if isinstance(cell, Figures)]
-        print(f"{name}: peak memory {max(peaks, default=0):.0f} MiB")
-    if options.json:
-        told = {name: {t: asdict(cell) for t, cell in cells.items()} for name, cells in results.items()}
-        options.json.write_text(json.dumps({**header, "cases": told}, indent=2) + "\n")
-    if any(isinstance(cell, Failure) for cells in results.values() for cell in cells.values()):
-        raise SystemExit(1)
+        peak = max((mib for cells in results.values() for mib in peaks(cells[name])), default=0)
+        print(f"{name}: peak memory {peak:.0f} MiB")
+    return results
 
 
-def wanted(case: Case, only: Sequence[str], quick: bool) -> bool:
+def wanted(case: Case | Contest, only: Sequence[str], quick: bool) -> bool:
     return (case.quick or not quick) and (not only or any(part in case.name for part in only))
 
 
@@ -607,7 +644,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="cases that have this in their name"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter cases, under two minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter cases, five minutes in all")
     parser.add_argument("--targets", type=targets, default=["dray", "kafka"], help="default dray,kafka")
     parser.add_argument("--seconds", type=float, help="of each case that is bounded by time (default 5)")
     parser.add_argument(
@@ -615,9 +652,14 @@ def parse_arguments() -> argparse.Namespace:
         type=int,
         help="of 1 KiB in the other cases (default 400,000); of 100 B twice as many",
     )
+    parser.add_argument(
+        "--rounds", type=int, help="of cases that compare in turns (default 5, or 1 if quick)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--directory", type=Path, help="where the brokers keep their data")
-    parser.add_argument("--dray-arguments", default="", metavar="ARGS", help="more for `drayd broker`")
+    parser.add_argument(
+        "--dray-arguments", default="", metavar="ARGS", help="more for `drayd broker`, not in contention"
+    )
     return parser.parse_args()
 
 

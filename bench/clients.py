@@ -13,7 +13,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
+from statistics import median
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
@@ -27,11 +30,18 @@ SHORTEST_SLEEP_S = 0.0005
 # The first latencies are those of connections and caches.
 LATENCY_WARM_UP_S = 1.0
 STAMP_BYTES = 8
+# librdkafka's word for: by its partitioner.
+ANY_PARTITION = -1
+STATISTICS_MS = 500
 
 
 @dataclass(frozen=True)
 class Produce:
-    """Sends as fast as it can, or with `rate` so many records per second, each with the time it was due."""
+    """Sends as fast as it can, or with `rate` so many records per second, each with the time it was due.
+
+    `partitions` take turns; without them librdkafka chooses. `timed` tells how long requests took, which is
+    all a producer at full speed can tell of latency: the rest is the length of its own queue.
+    """
 
     address: str
     topic: str
@@ -39,18 +49,24 @@ class Produce:
     seconds: float | None = None  # whichever of the two ends first
     records: int | None = None
     rate: float | None = None
+    partitions: Sequence[int] = ()
+    timed: bool = False
     properties: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Consume:
-    """Reads so many records from the beginning of all partitions; `stamped` measures how old they are."""
+    """Reads so many records from the beginning of all partitions; `stamped` measures how old they are.
+
+    With `to_end` it goes on until it has that many and is at the end of every partition: it may get more.
+    """
 
     address: str
     topic: str
     partitions: int
     records: int
     stamped: bool = False
+    to_end: bool = False
     timeout_s: float = 60.0  # without any record
     properties: dict[str, Any] = field(default_factory=dict)
 
@@ -70,6 +86,7 @@ class Result:
 
 def produce(task: Produce) -> Result:
     errors: list[KafkaError] = []
+    statistics: list[str] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -83,6 +100,9 @@ def produce(task: Produce) -> Result:
             # A call into Python for each record would be the slowest part of the client.
             "delivery.report.only.error": True,
             "on_delivery": delivered,
+            # A listener alone costs nothing.
+            "stats_cb": statistics.append,
+            "statistics.interval.ms": STATISTICS_MS if task.timed else 0,
             **task.properties,
         }
     )
@@ -93,7 +113,24 @@ def produce(task: Produce) -> Result:
     ended = time.monotonic_ns()
     if errors or left:
         raise SystemExit(f"{len(errors)} records failed, {left} got no answer: {errors[:1]}")
-    return Result(sent, sent * task.size, started, ended)
+    return Result(sent, sent * task.size, started, ended, round_trips(statistics))
+
+
+def round_trips(statistics: Sequence[str]) -> dict[str, float]:
+    """Of librdkafka's windows: the median of their medians, and of the rest the worst."""
+    windows = [
+        broker["rtt"]
+        for told in statistics
+        for broker in json.loads(told)["brokers"].values()
+        if broker["rtt"]["cnt"]
+    ]
+    if not windows:
+        return {}
+    return {
+        "p50": median(window["p50"] for window in windows) / 1e3,
+        "p99": max(window["p99"] for window in windows) / 1e3,
+        "max": max(window["max"] for window in windows) / 1e3,
+    }
 
 
 def _send(producer: Producer, task: Produce, started_ns: int) -> int:
@@ -101,10 +138,12 @@ def _send(producer: Producer, task: Produce, started_ns: int) -> int:
     records = task.records or sys.maxsize
     end_ns = started_ns + int(task.seconds * 1e9) if task.seconds else sys.maxsize
     sent = 0
+    turns = cycle(task.partitions or (ANY_PARTITION,))
     while sent < records and time.monotonic_ns() < end_ns:
+        partition = next(turns)
         for _ in range(min(PRODUCE_ROUND, records - sent)):
             try:
-                producer.produce(task.topic, value)
+                producer.produce(task.topic, value, partition=partition)
             except BufferError:  # the queue is full: this is what limits a fast producer
                 producer.poll(0.005)
                 break
@@ -138,6 +177,7 @@ def consume(task: Consume) -> Result:
             "group.id": "unused",  # librdkafka wants one, and asks the broker nothing about it
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
+            "enable.partition.eof": task.to_end,
             **task.properties,
         }
     )
@@ -145,7 +185,8 @@ def consume(task: Consume) -> Result:
     started = time.monotonic_ns()
     consumer.assign([TopicPartition(task.topic, p, OFFSET_BEGINNING) for p in range(task.partitions)])
     print("ready", flush=True)
-    result = (_receive_stamped if task.stamped else _receive)(consumer, task, started)
+    receive = _receive_to_end if task.to_end else _receive_stamped if task.stamped else _receive
+    result = receive(consumer, task, started)
     consumer.close()
     return result
 
@@ -162,6 +203,26 @@ def _receive(consumer: Consumer, task: Consume, started_ns: int) -> Result:
                 raise SystemExit(f"consumer failed: {error}")
         received += len(messages)
         size += sum(map(len, messages))
+    return Result(received, size, started_ns, time.monotonic_ns())
+
+
+def _receive_to_end(consumer: Consumer, task: Consume, started_ns: int) -> Result:
+    received = size = 0
+    at_end: set[int | None] = set()
+    last_ns = time.monotonic_ns()
+    while received < task.records or len(at_end) < task.partitions:
+        message = consumer.poll(1)
+        last_ns = _still_alive(message is not None, last_ns, task, f"{received} of {task.records} so far")
+        if message is None:
+            continue
+        if (error := message.error()) is None:
+            at_end.discard(message.partition())
+            received += 1
+            size += len(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            at_end.add(message.partition())
+        else:
+            raise SystemExit(f"consumer failed: {error}")
     return Result(received, size, started_ns, time.monotonic_ns())
 
 
@@ -188,10 +249,10 @@ def _receive_stamped(consumer: Consumer, task: Consume, started_ns: int) -> Resu
     return Result(len(ages), size, started_ns, time.monotonic_ns(), latencies)
 
 
-def _still_alive(got_some: bool, last_ns: int, task: Consume) -> int:
+def _still_alive(got_some: bool, last_ns: int, task: Consume, so_far: str = "") -> int:
     now_ns = time.monotonic_ns()
     if not got_some and now_ns - last_ns > task.timeout_s * 1e9:
-        raise SystemExit(f"no record for {task.timeout_s} s")
+        raise SystemExit(f"no record for {task.timeout_s} s {so_far}")
     return now_ns if got_some else last_ns
 
 
