@@ -221,10 +221,12 @@ class DecidedIndex(OffsetIndex):
         stream_id = placed.entry.stream_id
         domain, sequence = self._domain_of(stream_id), sequence_of(stream_id)
         await self._store.barrier(domain)
+        began = self.now()
         entry = await self._store.ceiling(domain, sequence, placed.end_offset)
         found = None if entry is None else place(entry)
         if found is None or found.end_offset != placed.end_offset:
             return None
+        self._cache.add(domain, began, [found])  # or readers would go on stopping at what it was before
         if not is_decided(found, self._incarnation):
             return found
         self._check_equal(found)
