@@ -52,7 +52,7 @@ def _clusters(
     def get(stack: str) -> BrokerCluster:
         if stack not in running:
             directory = tmp_path_factory.mktemp("cluster")
-            cluster = BrokerCluster(directory, *_urls(request, stack, directory))
+            cluster = BrokerCluster(directory, *store_urls(request, stack, directory))
             cluster.start()
             running[stack] = cluster
         return running[stack]
@@ -62,7 +62,8 @@ def _clusters(
         cluster.kill()
 
 
-def _urls(request: pytest.FixtureRequest, stack: str, directory: Path) -> tuple[str, str]:
+def store_urls(request: pytest.FixtureRequest, stack: str, directory: Path) -> tuple[str, str]:
+    """Of metadata and objects, for a cluster that is not there yet."""
     name, fresh = stack.split()[0], f"test-{secrets.token_hex(6)}"
     if name == "sqlite":
         return f"sqlite:///{directory}/metadata.db", f"file://{directory}/objects"

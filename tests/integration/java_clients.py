@@ -12,7 +12,7 @@ import base64
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Self
@@ -111,6 +111,41 @@ def produce(
     with _Client("produce", address, [], properties, lines) as client:
         answers = client.read_all()
     return [_refused(answer) or Sent(**answer) for answer in answers]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    number: int
+    partition: int
+    offset: int | None
+
+
+class JavaNumbers:
+    """A producer that sends `java 0`, `java 1`, … round robin to a topic's partitions while the test goes on.
+
+    It has Kafka's defaults: idempotent, acks=all, five requests in flight. Read its `answers` in a thread.
+    """
+
+    def __init__(
+        self, address: str, topic: str, partitions: int, unanswered: int, properties: Mapping[str, object]
+    ) -> None:
+        self._client = _Client("number", address, [topic, str(partitions), str(unanswered)], properties, None)
+
+    def answers(self) -> Iterator[Numbered | tuple[int, Refused]]:
+        """As they come, until it was told to end and has."""
+        while (line := self._client.read()) is not None:
+            if "number" not in line:
+                _raise_error(line)
+            number = line.pop("number")
+            refused = _refused(line)
+            yield Numbered(number, **line) if refused is None else (number, refused)
+
+    def end(self) -> None:
+        """Send nothing more, and give up what is on its way."""
+        self._client.end_input()
+
+    def close(self) -> None:
+        self._client.close()
 
 
 def consume(
@@ -221,7 +256,8 @@ class Admin:
 
 
 class _Client:
-    """The process. Its input is a file, so that neither side waits for the other to read."""
+    """The process. Its input is a file, so that neither side waits for the other to read; without lines it is
+    open until `end_input`."""
 
     def __init__(
         self,
@@ -229,12 +265,17 @@ class _Client:
         address: str,
         arguments: Sequence[str],
         properties: Mapping[str, object] | None,
-        lines: Sequence[str],
+        lines: Sequence[str] | None,
     ) -> None:
         pairs = [f"{name}={_property(value)}" for name, value in (properties or {}).items()]
         classes = ensure_client_classes()
         argv = java_command("Clients", [command, address, *arguments, *pairs], SHORT_LIVED_OPTIONS, classes)
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
+        if lines is None:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            )
+            return
         with tempfile.TemporaryFile() as given:
             given.write("".join(f"{line}\n" for line in lines).encode())
             given.seek(0)
@@ -255,6 +296,10 @@ class _Client:
             _raise_error(lines[-1])
         return lines
 
+    def end_input(self) -> None:
+        assert self._process.stdin is not None, "its input is a file"
+        self._process.stdin.close()
+
     def complaints(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-4000:].decode(errors="replace")
@@ -263,8 +308,9 @@ class _Client:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         self._errors.close()
 
     def __enter__(self) -> Self:

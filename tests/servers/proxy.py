@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+from collections.abc import Coroutine
+from typing import Any
 
 
 class Mode(enum.Enum):
@@ -15,11 +17,13 @@ class Mode(enum.Enum):
 
 
 class TcpProxy:
-    """`await start()`, connect clients to `address`, then change `mode`, `delay_s` or call `cut`."""
+    """`await start()`, connect clients to `address`, then change `mode`, `delay_s` or call `cut`.
+
+    `target` may be set later too, for a server that is told the proxy's address.
+    """
 
     def __init__(self, target: str) -> None:
-        self._target_host, _, port = target.rpartition(":")
-        self._target_port = int(port)
+        self.target = target
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -79,17 +83,29 @@ class TcpProxy:
         try:
             if self._mode is Mode.REFUSE:
                 return
-            back, onward = await asyncio.open_connection(self._target_host, self._target_port)
+            host, _, port = self.target.rpartition(":")
+            back, onward = await asyncio.open_connection(host, int(port))
             self._writers.add(onward)
+            there, and_back = self._pumps(reader, onward, back, writer)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, onward, towards_server=True))
-                group.create_task(self._pump(back, writer, towards_server=False))
-        except* (OSError, _Cut):
+                group.create_task(there)
+                group.create_task(and_back)
+        except* (OSError, Cut):
             pass
         finally:
             if onward is not None:
                 self._writers.discard(onward)
                 onward.transport.abort()
+
+    def _pumps(
+        self,
+        reader: asyncio.StreamReader,
+        onward: asyncio.StreamWriter,
+        back: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> tuple[Coroutine[Any, Any, None], Coroutine[Any, Any, None]]:
+        """Of one connection: from the client to the server, and back. Either ends it by raising `Cut`."""
+        return self._pump(reader, onward, towards_server=True), self._pump(back, writer, towards_server=False)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, towards_server: bool
@@ -109,11 +125,11 @@ class TcpProxy:
                     with contextlib.suppress(OSError):
                         await writer.drain()
                     self.cut()
-                    raise _Cut
+                    raise Cut
             writer.write(data)
             await writer.drain()
-        raise _Cut  # one side closed: close the other
+        raise Cut  # one side closed: close the other
 
 
-class _Cut(Exception):
+class Cut(Exception):
     pass

@@ -18,6 +18,8 @@ import java.util.Optional;
 import java.util.Properties;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.Collectors;
 
 import org.apache.kafka.clients.admin.Admin;
@@ -52,6 +54,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  *
  * <pre>
  * Clients produce BOOTSTRAP [name=value ...]         stdin: topic, partition or -, timestamp or -, key, value, header name, header value, ...
+ * Clients number  BOOTSTRAP TOPIC PARTITIONS UNANSWERED [name=value ...]   stdin: nothing; sends until it ends
  * Clients consume BOOTSTRAP TIMEOUT_MS [name=value ...]   stdin: topic, partition, from, until
  * Clients drain   BOOTSTRAP TIMEOUT_MS [name=value ...]   the same, but only counts
  * Clients admin   BOOTSTRAP [name=value ...]         stdin: operation, arguments
@@ -77,6 +80,10 @@ public final class Clients {
                     properties.put("enable.idempotence", "false");
                     set(properties, arguments, rest);
                     produce(in, properties);
+                }
+                case "number" -> {
+                    set(properties, arguments, 5);
+                    number(in, properties, arguments[2], Integer.parseInt(arguments[3]), Integer.parseInt(arguments[4]));
                 }
                 case "consume", "drain" -> {
                     properties.put("enable.auto.commit", "false");
@@ -135,6 +142,40 @@ public final class Clients {
         for (int i = 0; i < sent.size(); i++) {
             OUT.println(sent.get(i) == null ? failed.get(i) : outcome(sent.get(i)));
         }
+    }
+
+    /**
+     * The numbers from 0 on, round robin, with so many unanswered at most; a line for each as soon as it is answered. When the input ends,
+     * whatever is unanswered is given up. The producer has Kafka's defaults.
+     */
+    private static void number(BufferedReader in, Properties properties, String topic, int partitions, int unanswered) throws InterruptedException {
+        AtomicBoolean ended = new AtomicBoolean();
+        Semaphore room = new Semaphore(unanswered);
+        Thread reader = new Thread(() -> {
+            try {
+                while (in.readLine() != null) { }
+            } catch (IOException error) {
+                // over as well
+            }
+            ended.set(true);
+            room.release(unanswered); // also of one that waits
+        });
+        reader.setDaemon(true);
+        reader.start();
+        KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(properties, new ByteArraySerializer(), new ByteArraySerializer());
+        for (int number = 0; !ended.get(); number++) {
+            room.acquire();
+            int sent = number;
+            byte[] value = ("java " + number).getBytes(StandardCharsets.UTF_8);
+            producer.send(new ProducerRecord<>(topic, number % partitions, null, value), (done, error) -> {
+                OUT.println(error == null
+                    ? object("number", sent, "partition", done.partition(), "offset", done.hasOffset() ? done.offset() : null)
+                    : object("number", sent, "error", quote(error.getClass().getSimpleName()), "message", quote(error.getMessage())));
+                OUT.flush();
+                room.release();
+            });
+        }
+        producer.close(Duration.ZERO);
     }
 
     private static String outcome(Future<RecordMetadata> future) {
