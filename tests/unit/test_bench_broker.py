@@ -11,6 +11,7 @@ import pytest
 
 from bench.broker import (
     Case,
+    Cell,
     Compared,
     Figures,
     Scale,
@@ -111,7 +112,7 @@ def test_idempotence_is_compared_within_each_round() -> None:
 
 
 def test_a_broker_that_failed_is_not_compared_with_one_that_did_not() -> None:
-    cells = {"dray": Compared([figures(1)], [figures(1)]), "kafka": Failure("no answer")}
+    cells: dict[str, Cell] = {"dray": Compared([figures(1)], [figures(1)]), "kafka": Failure("no answer")}
     assert row("idempotence java", cells).splitlines()[0].endswith(" –")
 
 
