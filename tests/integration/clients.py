@@ -1,7 +1,7 @@
 """Four Kafka clients behind one face, so that each test runs with all of them.
 
 What to send and to read, and what came, are the values of `java_clients`. A client never retries here: a test
-sees the first answer.
+sees the first answer. Apart from that, idempotent producers of two of them, which do.
 """
 
 from __future__ import annotations
@@ -442,6 +442,38 @@ class Java:
 
 
 CLIENTS: tuple[KafkaClient, ...] = (Librdkafka(), Aiokafka(), KafkaPython(), Java())
+
+
+def send_with_aiokafka(address: str, records: Sequence[ToSend]) -> list[tuple[int, int]]:
+    """Idempotently, in small batches, and again until it is acknowledged: partitions and offsets."""
+
+    async def send() -> list[tuple[int, int]]:
+        async with AIOKafkaProducer(
+            bootstrap_servers=address, enable_idempotence=True, max_batch_size=512, retry_backoff_ms=20
+        ) as producer:
+            sent = [await producer.send(one.topic, one.value, partition=one.partition) for one in records]
+            await producer.flush()
+            async with asyncio.timeout(TIMEOUT_S):
+                done = await asyncio.gather(*sent)
+        return [(one.partition, one.offset) for one in done]
+
+    return _run(send())
+
+
+def send_with_kafka_python(address: str, records: Sequence[ToSend]) -> list[tuple[int, int]]:
+    """As `send_with_aiokafka`."""
+    producer = kafka.KafkaProducer(
+        bootstrap_servers=address,
+        enable_idempotence=True,
+        batch_size=512,
+        retry_backoff_ms=20,
+        reconnect_backoff_ms=20,
+    )
+    with closing(producer):
+        sent = [producer.send(one.topic, one.value, partition=one.partition) for one in records]
+        producer.flush(TIMEOUT_S)
+        done = [future.get(TIMEOUT_S) for future in sent]
+    return [(one.partition, one.offset) for one in done]
 
 
 class _Deadline:

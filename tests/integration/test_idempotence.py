@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.integration.clients import send_with_aiokafka, send_with_kafka_python
 from tests.integration.conftest import STACKS, store_urls
+from tests.integration.java_clients import ToSend
 from tests.integration.numbered import JavaNumberWriter, NumberWriter, RdkafkaNumbers, read_logs
 from tests.integration.rdkafka import create_topic, in_zone, send_all
 from tests.integration.waiting import eventually_async
@@ -30,6 +32,7 @@ PARTITIONS = 4
 ACKED_BETWEEN = 1_200
 ONE_IN = 30
 SILENCES = 1
+OTHER_RECORDS = 4_000
 # A client that hears nothing gives up after this; an answer takes a few hundredths of it.
 REQUEST_TIMEOUT_MS = 2_000
 
@@ -50,9 +53,9 @@ class LossyPair:
 
 @asynccontextmanager
 async def _start_pair(
-    directory: Path, metadata: str, objects: str, chances: random.Random
+    directory: Path, metadata: str, objects: str, chances: random.Random, one_in: int, silences: int
 ) -> AsyncIterator[LossyPair]:
-    proxies = {zone: LossyProxy(chances, ONE_IN, SILENCES) for zone in ZONES}
+    proxies = {zone: LossyProxy(chances, one_in, silences) for zone in ZONES}
     brokers = {}
     for zone, proxy in proxies.items():
         await proxy.start()
@@ -80,7 +83,7 @@ async def test_every_acknowledged_record_is_there_once_and_in_order(
 ) -> None:
     seed = random.randrange(2**32)
     metadata, objects = store_urls(request, stack, tmp_path)
-    async with _start_pair(tmp_path, metadata, objects, random.Random(seed)) as pair:
+    async with _start_pair(tmp_path, metadata, objects, random.Random(seed), ONE_IN, SILENCES) as pair:
         topic = await asyncio.to_thread(create_topic, pair.address, partitions=PARTITIONS)
         writers: list[NumberWriter] = [
             RdkafkaNumbers(
@@ -145,6 +148,37 @@ async def test_every_acknowledged_record_is_there_once_and_in_order(
         assert logs == of_the_other, f"seed {seed}"
         for writer in writers:
             _check(writer, logs, seed)
+
+
+@pytest.mark.parametrize("send", [send_with_aiokafka, send_with_kafka_python])
+async def test_retries_of_other_clients_leave_no_duplicates(
+    send: Callable[[str, Sequence[ToSend]], list[tuple[int, int]]],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    seed = random.randrange(2**32)
+    metadata, objects = store_urls(request, STACKS[0], tmp_path)
+    async with _start_pair(tmp_path, metadata, objects, random.Random(seed), one_in=5, silences=0) as pair:
+        topic = await asyncio.to_thread(create_topic, pair.address, partitions=PARTITIONS)
+        records = [
+            ToSend(topic, b"%d" % number, partition=number % PARTITIONS) for number in range(OTHER_RECORDS)
+        ]
+        places = await asyncio.to_thread(send, pair.address, records)
+        happened = pair.happened
+        assert all(happened[fate] > 0 for fate in RESETS), f"seed {seed}: {happened}"
+        expected: list[dict[int, bytes | None]] = [{} for _ in range(PARTITIONS)]
+        for record, (partition, offset) in zip(records, places, strict=True):
+            expected[partition][offset] = record.value
+        each = OTHER_RECORDS // PARTITIONS
+        for log in expected:
+            assert list(log) == list(range(each)), f"seed {seed}"
+
+        for proxy in pair.proxies.values():
+            proxy.is_lossy = False
+        ends = await asyncio.to_thread(_ends, pair, topic)
+        assert ends == [each + 1] * PARTITIONS, f"seed {seed}: the last of zone a, and nothing else"
+        logs = await asyncio.to_thread(_read_logs, pair, topic, "a", [each] * PARTITIONS)
+        assert logs == expected, f"seed {seed}"
 
 
 def _read_logs(pair: LossyPair, topic: str, zone: str, ends: Sequence[int]) -> list[dict[int, bytes]]:
