@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+from dray.errors import DrayError
 from dray.index.entry import (
     BatchIndex,
     IndexEntry,
@@ -27,16 +29,22 @@ from dray.index.fold import Draft, Verdict
 from dray.metadata.store import Delete, NewEntry, Put
 from dray.wal.assemble import Assembled
 
+NOTHING_FAILED: Mapping[int, DrayError] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """As in `Assembled`. `verdicts`: of each batch in the chunks of the streams that were judged."""
+    """As in `Assembled`. `verdicts`: of each batch in the chunks of the streams that were judged.
+
+    `failed`: streams of which nothing is sent, and what to tell those who wrote to them.
+    """
 
     indexed: Sequence[IndexEntry]
     entries: Sequence[NewEntry]
     puts: Sequence[Put]
     deletes: Sequence[Delete]
     verdicts: Mapping[int, tuple[Verdict, ...]] = field(default_factory=dict)
+    failed: Mapping[int, DrayError] = field(default_factory=dict)
 
 
 def producer_streams(assembled: Assembled) -> Iterable[int]:
@@ -48,9 +56,11 @@ def producer_streams(assembled: Assembled) -> Iterable[int]:
     )
 
 
-def draft_part(assembled: Assembled, drafts: Mapping[int, Draft]) -> Part:
-    """Judge its entries of the streams of `drafts`, which go on behind them."""
-    if not drafts:
+def draft_part(
+    assembled: Assembled, drafts: Mapping[int, Draft], failed: Mapping[int, DrayError] = NOTHING_FAILED
+) -> Part:
+    """Judge its entries of the streams of `drafts`, which go on behind them. Leave the failed ones out."""
+    if not drafts and not failed:
         return Part(assembled.indexed, assembled.entries, assembled.puts, assembled.deletes)
     record, *references = assembled.puts
     indexed: list[IndexEntry] = []
@@ -58,6 +68,8 @@ def draft_part(assembled: Assembled, drafts: Mapping[int, Draft]) -> Part:
     puts = [record]
     verdicts: dict[int, tuple[Verdict, ...]] = {}
     for entry, new, reference in zip(assembled.indexed, assembled.entries, references, strict=True):
+        if entry.stream_id in failed:
+            continue
         draft = drafts.get(entry.stream_id)
         chunk = entry.where
         if draft is not None and isinstance(chunk, WalChunk):
@@ -77,8 +89,8 @@ def draft_part(assembled: Assembled, drafts: Mapping[int, Draft]) -> Part:
         entries.append(new)
         puts.append(reference)
     if not entries:
-        return Part((), (), (), (), verdicts)
-    return Part(indexed, entries, puts, assembled.deletes, verdicts)
+        return Part((), (), (), (), verdicts, failed)
+    return Part(indexed, entries, puts, assembled.deletes, verdicts, failed)
 
 
 def as_it_landed(

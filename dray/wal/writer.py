@@ -33,9 +33,9 @@ import enum
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
@@ -60,7 +60,7 @@ from dray.errors import (
     VersionConflict,
 )
 from dray.index.entry import Kind, Placed, Producer, WalChunk, place, sequence_of, stream_of
-from dray.index.fold import OK, Verdict
+from dray.index.fold import OK, Fold, Verdict
 from dray.metadata.store import AppendResult, Delete, Expect, MetadataStore, NewEntry, Put
 from dray.objectstore.store import ObjectStore
 from dray.producers.folds import StreamFolds
@@ -560,20 +560,23 @@ class _Pipeline:
             chosen.append(sealed)
         return chosen
 
-    async def _judged(self, chosen: Sequence[_Object]) -> list[Part]:
-        """What of each object is to be sent. Between taking the drafts and returning nothing is awaited."""
+    async def _judged(self, chosen: Sequence[_Object], failed: dict[int, DrayError]) -> list[Part]:
+        """What of each object is to be sent. Between taking the drafts and returning nothing is awaited.
+
+        Nothing of the streams of `failed`, to which those are added whose folds are not at hand.
+        """
         folds = self._writer.folds
-        streams = {stream for sealed in chosen for stream in producer_streams(sealed.parts)}
+        streams = {stream for sealed in chosen for stream in producer_streams(sealed.parts)} - failed.keys()
         if folds is None or not streams:
-            return [draft_part(sealed.parts, {}) for sealed in chosen]
+            return [draft_part(sealed.parts, {}, failed) for sealed in chosen]
         held = {stream: fold for stream in streams if (fold := folds.current(stream)) is not None}
         behind = [stream for stream in streams if stream not in held]
         if behind:
-            held.update(zip(behind, await asyncio.gather(*map(folds.catch_up, behind)), strict=True))
+            await self._catch_up(folds, behind, held, failed)
         certain: set[int] = set()
         while True:
             drafts = {stream: fold.draft() for stream, fold in held.items()}
-            parts = [draft_part(sealed.parts, drafts) for sealed in chosen]
+            parts = [draft_part(sealed.parts, drafts, failed) for sealed in chosen]
             doubtful = {
                 stream
                 for part in parts
@@ -582,9 +585,30 @@ class _Pipeline:
             } - certain
             if not doubtful:
                 return parts
-            for stream in doubtful:
-                held[stream] = await folds.catch_up(stream, fresh=True)
+            await self._catch_up(folds, doubtful, held, failed, fresh=True)
             certain |= doubtful
+
+    async def _catch_up(
+        self,
+        folds: StreamFolds,
+        streams: Collection[int],
+        held: dict[int, Fold],
+        failed: dict[int, DrayError],
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Side by side. A stream that cannot be folded fails alone: others are in the same objects."""
+        found = await asyncio.gather(
+            *(folds.catch_up(stream, fresh=fresh) for stream in streams), return_exceptions=True
+        )
+        for stream, fold in zip(streams, found, strict=True):
+            if isinstance(fold, Fold):
+                held[stream] = fold
+            elif isinstance(fold, DrayError):
+                held.pop(stream, None)
+                failed[stream] = _because(NotCommitted("what was written before is not at hand"), fold)
+            else:
+                raise fold
 
     def _mark_ahead(
         self, entries: Sequence[NewEntry], puts: list[Put], deletes: Sequence[Delete]
@@ -625,15 +649,10 @@ class _Pipeline:
 
     async def _append(self, chosen: list[_Object]) -> None:
         deadline = self._loop.time() + self._writer.settle_s
+        failed: dict[int, DrayError] = {}  # streams
         while chosen:
             began = self._writer.clock()
-            try:
-                parts = await self._judged(chosen)
-            except DrayError as error:
-                self._fail_all(
-                    chosen, NotCommitted(f"what was written before is not at hand: {error}"), error
-                )
-                return
+            parts = await self._judged(chosen, failed)
             sent: list[tuple[_Object, Part]] = []
             for sealed, part in zip(chosen, parts, strict=True):
                 if part.entries or _rests_on(part, sent):
@@ -651,9 +670,7 @@ class _Pipeline:
             except StartConflict as conflict:
                 # Others came first, and nothing happened: judge by what they wrote.
                 self._writer.counts.start_conflicts += 1
-                if self._loop.time() >= deadline or not await self._follow(conflict):
-                    self._fail_all(chosen, NotCommitted(f"the append failed: {conflict}"), conflict)
-                    return
+                await self._follow(conflict, deadline, failed)
             except VersionConflict as conflict:
                 # Of a store where that fails the whole append: nothing happened, the others may try again.
                 fenced = [s for s in chosen if record_key(s.id) == conflict.key]
@@ -671,18 +688,24 @@ class _Pipeline:
                 await self._acknowledge(sent, result, began)
                 return
 
-    async def _follow(self, conflict: StartConflict) -> bool:
-        """Fold what came in between."""
+    async def _follow(self, conflict: StartConflict, deadline: float, failed: dict[int, DrayError]) -> None:
+        """Fold what came in between. A stream that others are always faster in fails alone, in the end."""
         stream_id = stream_of(conflict.sequence)
         folds = self._writer.folds
         assert stream_id is not None, "nothing else states a start"
         assert folds is not None, "without them no start is stated"
-        try:
-            await folds.catch_up(stream_id, to=conflict.actual)
-        except DrayError as error:
-            log.warning("stream %016x: %s", stream_id, error)
-            return False
-        return True
+        failure: DrayError = conflict
+        if conflict.actual < conflict.expected:
+            folds.drop(stream_id)
+            log.critical("stream %016x ends at %d, not %d", stream_id, conflict.actual, conflict.expected)
+        elif self._loop.time() < deadline:
+            try:
+                await folds.catch_up(stream_id, to=conflict.actual)
+                return
+            except DrayError as error:
+                log.warning("stream %016x: %s", stream_id, error)
+                failure = error
+        failed[stream_id] = _because(NotCommitted("the append failed"), failure)
 
     async def _acknowledge(self, sent: _Sent, result: AppendResult, began: int) -> None:
         ends = iter(result.entries)
@@ -763,34 +786,32 @@ class _Pipeline:
         self._writer.on_commit(CommittedObject(sealed.path, sealed.parts.body, tuple(placed), began))
 
     async def _finish(self, sealed: _Object, part: Part, placed: Sequence[Placed]) -> None:
-        """Answer the callers of an object that is committed."""
-        try:
-            settled = await self._folded(part, placed)
-        except DrayError as error:
-            self._fail(sealed, CommitUnknown(f"object {sealed.path}: {error}"), error)
-        else:
-            self._answer(sealed, part, placed, settled)
-
-    async def _folded(self, part: Part, placed: Sequence[Placed]) -> dict[int, tuple[Verdict, ...]]:
-        """Fold the entries of an object; the verdicts on those that others came before, by stream."""
+        """Fold the entries of an object that is committed, and answer its callers."""
         settled: dict[int, tuple[Verdict, ...]] = {}
+        failed = dict(part.failed)
+        for one in placed:
+            try:
+                await self._fold(part, one, settled)
+            except DrayError as error:
+                failed[one.entry.stream_id] = _because(CommitUnknown(f"object {sealed.path}"), error)
+        self._answer(sealed, replace(part, failed=failed), placed, settled)
+
+    async def _fold(self, part: Part, placed: Placed, settled: dict[int, tuple[Verdict, ...]]) -> None:
+        """Fold an entry. Where others came before it, the verdicts on it are put into `settled`."""
         folds = self._writer.folds
         if folds is None:
-            return settled
-        for one in placed:
-            stream_id, expected = one.entry.stream_id, one.entry.expected_start
-            if stream_id not in part.verdicts or one.start_offset == expected:
-                folds.own(one)
-                continue
-            if expected is not None and one.start_offset < expected:
-                folds.drop(stream_id)
-                log.critical("stream %016x began again at %d, not %d", stream_id, one.start_offset, expected)
-                raise CorruptStore(f"stream {stream_id:016x} began again at {one.start_offset}")
-            judged = part.verdicts[stream_id]
-            settled[stream_id] = as_it_landed(one, judged, await folds.settle(one))
-            self._writer.counts.unresolved += 1
-            self._start(self._resolve(one))
-        return settled
+            return
+        stream_id, start, expected = placed.entry.stream_id, placed.start_offset, placed.entry.expected_start
+        if stream_id not in part.verdicts or start == expected:
+            folds.own(placed)
+            return
+        if expected is not None and start < expected:
+            folds.drop(stream_id)
+            log.critical("stream %016x began again at %d, not %d", stream_id, start, expected)
+            raise CorruptStore(f"stream {stream_id:016x} began again at {start}")
+        settled[stream_id] = as_it_landed(placed, part.verdicts[stream_id], await folds.settle(placed))
+        self._writer.counts.unresolved += 1
+        self._start(self._resolve(placed))
 
     async def _resolve(self, placed: Placed) -> None:
         """Store the verdicts on an entry of ours. If that fails, others will."""
@@ -811,6 +832,10 @@ class _Pipeline:
         numbers = dict.fromkeys(part.verdicts, 0)
         for pending in sealed.pending:
             stream_id = pending.stream_id
+            if stream_id in part.failed:
+                self._writer.broken.add(pending)
+                _refuse([pending], part.failed[stream_id], part.failed[stream_id].__cause__)
+                continue
             start = offsets.get(stream_id, -1)
             verdict, records = OK, pending.records
             if stream_id in numbers:
@@ -863,6 +888,12 @@ def _operations(sent: _Sent) -> tuple[list[NewEntry], list[Put], list[Delete]]:
         [put for _, part in sent for put in part.puts],
         [delete for _, part in sent for delete in part.deletes],
     )
+
+
+def _because(error: DrayError, cause: DrayError) -> DrayError:
+    because = type(error)(f"{error}: {cause}")
+    because.__cause__ = cause
+    return because
 
 
 def _refuse(refused: Sequence[Pending], error: DrayError, cause: BaseException | None) -> None:

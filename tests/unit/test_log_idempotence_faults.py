@@ -1,0 +1,160 @@
+"""Idempotent producers where something fails, or comes in an awkward order: who is told and sees what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dray.errors import CommitUnknown, NotCommitted, Unavailable
+from dray.index.entry import Placed
+from dray.index.fold import Verdict
+from dray.metadata.store import AppendResult
+from dray.producers.folds import snapshot_key
+from dray.wal.objects import ObjectRecord, State, encode_record, record_key
+from dray.wal.writer import Committed
+from tests.log_node import DOMAIN, Gate, payload, settle, soon
+from tests.unit.test_log_idempotence import Broker, S, World, close
+
+
+@pytest.fixture(params=[True, False], ids=["whole", "each-alone"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    world = World(request.param)
+    yield world
+    await close(world)
+
+
+@pytest.fixture
+async def weak() -> AsyncIterator[World]:
+    world = World(conditions_abort=False)
+    yield world
+    await close(world)
+
+
+@pytest.fixture
+async def strong() -> AsyncIterator[World]:
+    world = World(conditions_abort=True)
+    yield world
+    await close(world)
+
+
+async def all_of(*writing: Any) -> list[Committed | BaseException]:
+    return await soon(asyncio.gather(*writing, return_exceptions=True))
+
+
+class TestARetryBesideItsOriginal:
+    """In another object, but where the store allows it in the same append."""
+
+    async def both(self, a: Broker, before: Any) -> list[Committed | BaseException]:
+        """`before` happens right before the append that carries the original."""
+        gate = Gate()
+        gate.close()
+
+        async def hold() -> None:
+            a.store.before = before
+            await gate()
+
+        a.store.before = hold
+        other = a.writing(0, stream_id=S + 1)
+        await settle()
+        first, again = a.writing(1), a.writing(1)
+        await settle()
+        gate.open()
+        await soon(other)
+        return await all_of(first, again)
+
+    @pytest.fixture
+    async def a(self, world: World) -> Broker:
+        a = await world.broker(target_bytes=100)
+        await a.write(0)
+        return a
+
+    async def test_nothing_is_acknowledged_that_is_not_there(self, a: Broker) -> None:
+        async def away() -> None:
+            raise Unavailable("away")
+
+        told = await self.both(a, away)
+        assert isinstance(told[0], NotCommitted)
+        there = await a.offsets()
+        assert all(one.start_offset in there for one in told if isinstance(one, Committed))
+
+    async def test_its_offset_is_where_the_original_landed(self, a: Broker, world: World) -> None:
+        b = await world.broker()
+        told = await self.both(a, lambda: b.append(S, payload(b"x", b"y")))
+        assert told == [Committed(3, 4), Committed(3, 4)]
+
+    async def test_it_stands_in_for_an_original_that_was_fenced(self, a: Broker, world: World) -> None:
+        async def fence() -> None:
+            original = a.writer._pipelines[DOMAIN]._on_way[0]
+            record = ObjectRecord(State.FENCED, original.path, 1, 1)
+            await a.store.put(DOMAIN, record_key(original.id), encode_record(record))
+
+        first, again = await self.both(a, fence)
+        assert isinstance(first, NotCommitted)
+        assert isinstance(again, Committed)
+        assert again.start_offset in await (await world.broker()).offsets()
+
+
+class TestOneStreamFailsAlone:
+    """Others are in the same objects and appends."""
+
+    async def three(self, a: Broker, sequence: int) -> list[Committed | BaseException]:
+        plain = asyncio.ensure_future(a.append(S + 2, payload(b"x")))
+        return await all_of(a.writing(sequence), a.writing(0, stream_id=S + 1), plain)
+
+    async def test_where_its_fold_is_not_at_hand(self, world: World) -> None:
+        a = await world.broker()
+        await a.store.put(DOMAIN, snapshot_key(S), b"\xff\xff")
+        bad, *good = await self.three(a, 0)
+        assert isinstance(bad, NotCommitted)
+        assert good == [Committed(0, 1)] * 2
+        await a.store.delete(DOMAIN, snapshot_key(S))
+        assert await a.write(0) == 0
+
+    async def test_where_others_are_always_faster(self, strong: World) -> None:
+        a, b = await strong.broker(), await strong.broker()
+        await a.write(0)
+        a.writer.settle_s = 0.0
+        a.store.before = lambda: b.append(S, payload(b"x"))
+        bad, *good = await self.three(a, 1)
+        assert isinstance(bad, NotCommitted)
+        assert good == [Committed(0, 1)] * 2
+        assert await a.write(1) == 2
+
+    async def test_where_it_cannot_be_found_out_how_it_landed(self, weak: World) -> None:
+        a, b = await weak.broker(), await weak.broker()
+        await a.write(0)
+
+        async def away(_: AppendResult) -> None:
+            async def fail(placed: Placed) -> tuple[Verdict, ...]:
+                a.folds.settle = kept  # type: ignore[method-assign]
+                raise Unavailable("away")
+
+            kept, a.folds.settle = a.folds.settle, fail  # type: ignore[method-assign]
+
+        a.store.before = lambda: b.append(S, payload(b"x"))
+        a.store.after = away
+        unknown, *good = await self.three(a, 1)
+        assert isinstance(unknown, CommitUnknown)
+        assert good == [Committed(0, 1)] * 2
+        assert await a.write(1) == 2, "it was there"
+
+
+async def test_19_an_end_below_the_expected_start_is_an_alarm(
+    strong: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await strong.broker()
+    await a.write(0)
+    await a.write(1)
+
+    async def rewind() -> None:
+        strong.data.domain(DOMAIN).sequences.clear()
+
+    a.store.before = rewind
+    appends = a.store.appends
+    with pytest.raises(NotCommitted):
+        await a.write(2)
+    assert any(record.levelname == "CRITICAL" for record in caplog.records)
+    assert a.store.appends <= appends + 3, "trying again is no use"
