@@ -27,7 +27,7 @@ from typing import Protocol
 from dray.errors import DrayError, ReadAgain, VersionConflict
 from dray.index.entry import Kind, Placed, WalChunk, is_decided
 from dray.index.fold import EXPIRATION_MS, Fold, Verdict, decode, encode
-from dray.metadata.store import Expect, Expectation, MetadataStore, Position
+from dray.metadata.store import Expect, MetadataStore, Position
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class CountedIndex(Protocol):
 class _Stream:
     fold: Fold
     snapshot_version: int | None
+    snapshot_end: int  # of that version
     entries: int = 0  # folded since the snapshot
     weight: int = STREAM_WEIGHT
     may_be_snapshot: bool = True  # false once it is not known any more whether all is decided
@@ -247,9 +248,10 @@ class StreamFolds:
             return
         stream.entries += 1
         if not is_decided(placed, self.incarnation):
-            stream.undecided[placed.end_offset] = verdicts
-            if len(stream.undecided) > MAX_UNDECIDED:
-                stream.undecided.popitem(last=False)
+            # The first are kept: they are resolved first, and then there is room for the next.
+            if len(stream.undecided) < MAX_UNDECIDED:
+                stream.undecided[placed.end_offset] = verdicts
+            else:
                 stream.may_be_snapshot = False
         if self._streams.get(stream_id) is not stream:
             return  # dropped meanwhile
@@ -273,9 +275,10 @@ class StreamFolds:
             await self._store.barrier(domain)
         record = await self._store.get(domain, snapshot_key(stream_id))
         if record is None:
-            stream = _Stream(Fold(self.expiration_ms), None)
+            stream = _Stream(Fold(self.expiration_ms), None, 0)
         else:
-            stream = _Stream(decode(record.value, self.expiration_ms), record.version)
+            fold = decode(record.value, self.expiration_ms)
+            stream = _Stream(fold, record.version, fold.end)
         stream.weight += len(stream.fold.producers)
         self.drop(stream_id)
         self._streams[stream_id] = stream
@@ -295,17 +298,26 @@ class StreamFolds:
 
     async def _put_snapshot(self, stream_id: int, stream: _Stream, fold: Fold) -> None:
         domain, key = self._domain_of(stream_id), snapshot_key(stream_id)
-        expect: Expectation = Expect.ABSENT if stream.snapshot_version is None else stream.snapshot_version
         try:
             value = await asyncio.to_thread(encode, fold)
-            try:
-                stream.snapshot_version = await self._store.put(domain, key, value, expect)
-            except VersionConflict:  # others put one too; theirs may be older
-                record = await self._store.get(domain, key)
-                if record is not None:
+            for _ in range(2):
+                # What began from an older one may have a long way to go to the latest.
+                if stream.snapshot_end >= fold.end:
+                    return
+                version = stream.snapshot_version
+                try:
+                    version = await self._store.put(
+                        domain, key, value, Expect.ABSENT if version is None else version
+                    )
+                except VersionConflict:  # others put one too; theirs may be older
+                    record = await self._store.get(domain, key)
+                    if record is None:
+                        return
                     stream.snapshot_version = record.version
-                    if decode(record.value, self.expiration_ms).end < fold.end:
-                        stream.snapshot_version = await self._store.put(domain, key, value, record.version)
+                    stream.snapshot_end = decode(record.value, self.expiration_ms).end
+                else:
+                    stream.snapshot_version, stream.snapshot_end = version, fold.end
+                    return
         except DrayError as error:
             log.info("no snapshot of the producers of stream %016x this time: %s", stream_id, error)
 
