@@ -152,7 +152,7 @@ class DecidedIndex(OffsetIndex):
     async def _decided_end(
         self, stream_id: int, tail: Position, *, resolve_to: int, fresh: bool = False
     ) -> Position:
-        """Look on from where it is known to be decided, and resolve what ends at or before `resolve_to`."""
+        """Look on from where it is known to be decided, and resolve what begins before `resolve_to`."""
         known = self._decided.get(stream_id)
         if known is None:
             known = await self._begin(stream_id, tail)
@@ -164,7 +164,7 @@ class DecidedIndex(OffsetIndex):
                 break
             for placed in page:
                 if not is_decided(placed, self._incarnation):
-                    if placed.end_offset > resolve_to:
+                    if placed.start_offset >= resolve_to:
                         self._resolve_later(stream_id, tail)
                         return self._keep(stream_id, known)
                     await self.resolve(placed)
