@@ -171,8 +171,9 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         " that wrote; in Kafka it is `producer.id.expiration.ms`, by the timestamps of the records.",
         "Idempotence: a batch that comes twice before the first was committed is a duplicate, answered with"
         " its one offset; Kafka says OUT_OF_ORDER_SEQUENCE_NUMBER where both are in one request.",
-        "Idempotence: the answer to a duplicate has the broker's present time as log-append time, where the"
-        " topic has one; Kafka has that of the original.",
+        "Idempotence: the answer to a duplicate has a log-append time where the topic has one, and it is the"
+        " present time; Kafka's has the newest timestamp of the original, on any topic.",
+        "Idempotence: a producer id without an epoch is INVALID_RECORD; Kafka takes the batch.",
     ),
     1: (
         "Version 18 is for replicas of KRaft and not served.",
@@ -223,7 +224,10 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         "The log starts later from now on, on all brokers; the bytes stay in the object store until"
         " retention takes them.",
     ),
-    22: ("A transactional id is INVALID_REQUEST.",),
+    22: (
+        "A transactional id is INVALID_REQUEST.",
+        "The first is answered at once; Kafka says COORDINATOR_LOAD_IN_PROGRESS while it gets itself ids.",
+    ),
     23: ("Epoch 0 ends at the high watermark, for ever; any other is (−1, −1).",),
     32: (
         "Settings of a broker are told by that broker alone, and they are Dray's own, with Kafka's names"
@@ -239,7 +243,8 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
     33: (
         "Settings of brokers can be altered for all brokers (an empty name), not for one: INVALID_REQUEST.",
         "Of them, those that stand in for topic configs, `num.partitions` and `auto.create.topics.enable`"
-        " can be altered; all others are INVALID_REQUEST, those that nobody knows too, which Kafka stores.",
+        " can be altered (Kafka alters neither of the two); all others are INVALID_REQUEST, those that"
+        " nobody knows too, which Kafka stores.",
         "Loggers, client metrics and groups have no configs: INVALID_REQUEST.",
     ),
     35: (
@@ -248,14 +253,17 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         "A broker lists the partitions that it is called the leader of in the client's zone, so that tools"
         " that add up over brokers count each once.",
         "Sizes are those of the batches as they were written, from the log start on, with 4 bytes more for"
-        " each batch (its length in the object).",
+        " each batch (its length in the object). Kafka's are those of its files, deleted records and all.",
     ),
     37: ("Assigned replicas are checked for their form only.",),
     43: (
         "There is nothing to elect: ELECTION_NOT_NEEDED for every partition that is named, and no results"
-        " where all are meant.",
+        " where all are meant. Kafka then names each topic, without partitions.",
     ),
-    44: ("As for AlterConfigs.",),
+    44: (
+        "As for AlterConfigs.",
+        "An operation that does not exist is INVALID_REQUEST; Kafka says UNKNOWN_SERVER_ERROR.",
+    ),
     45: (
         "Only the replica that a partition has already is granted, anything else is"
         " INVALID_REPLICA_ASSIGNMENT: partitions are spread by hashing.",

@@ -386,11 +386,108 @@ async def _aiokafka(address: str, tape: Tape) -> None:
     await admin.close()
 
 
+def librdkafka_idempotent(address: str, tape: Tape) -> str:
+    base: dict[str, Any] = {"bootstrap.servers": address, "log_level": 0, "client.id": "golden"}
+    with tape.step("CreateTopics: one topic"):
+        admin = AdminClient(base)
+        admin.create_topics([NewTopic("golden", 1, 1)])["golden"].result(TIMEOUT_S)
+    producer = confluent_kafka.Producer({**base, "enable.idempotence": True, "linger.ms": 200})
+    for number in range(3):
+        names = [f"Produce: batch {number}"]
+        with tape.step(*names, *(["InitProducerId: a new one"] if number == 0 else [])):
+            for value, timestamp in zip(values("none"), timestamps("none"), strict=True):
+                producer.produce("golden", value, b"key", 0, timestamp=timestamp)
+            producer.flush(TIMEOUT_S)
+    return f"librdkafka {confluent_kafka.libversion()[0]} (confluent-kafka {confluent_kafka.version()})"
+
+
+def java_idempotent(address: str, tape: Tape) -> str:
+    properties = {"client.id": "golden", "linger.ms": 200, "enable.idempotence": True}
+    with tape.step("CreateTopics: one topic"):
+        Admin(address, {"client.id": "golden"}).create_topic("golden", 1, 1).run()
+    records = [
+        ToSend("golden", value, b"key", 0, timestamp)
+        for value, timestamp in zip(values("none") * 3, timestamps("none") * 3, strict=True)
+    ]
+    with tape.step(
+        "InitProducerId: a new one", *(f"Produce: batch {number}" for number in range(3)), "Metadata: by name"
+    ):
+        produce(address, records, properties, flush_every=3)
+    return f"Java {kafka_version()}"
+
+
+def kafka_python_idempotent(address: str, tape: Tape) -> str:
+    base: dict[str, Any] = {"bootstrap_servers": address, "client_id": "golden"}
+    partition = kafka.TopicPartition("golden", 0)
+    with closing(kafka.KafkaAdminClient(**base)) as admin:
+        with tape.step("CreateTopics: one topic"):
+            admin.create_topics({"golden": {"num_partitions": 1, "replication_factor": 1}})
+        with closing(kafka.KafkaProducer(**base, linger_ms=200, enable_idempotence=True)) as producer:
+            for number in range(3):
+                names = [f"Produce: batch {number}"]
+                with tape.step(*names, *(["InitProducerId: a new one"] if number == 0 else [])):
+                    for value, timestamp in zip(values("none"), timestamps("none"), strict=True):
+                        producer.send("golden", value, b"key", partition=0, timestamp_ms=timestamp)
+                    producer.flush(TIMEOUT_S)
+        with tape.step("DescribeProducers: the one"):
+            admin.describe_producers([partition])
+        with tape.step("DeleteRecords: the first four"):
+            admin.delete_records({partition: 4})
+        with tape.step("DescribeLogDirs: of all"):
+            admin.describe_log_dirs()
+        with tape.step("ElectLeaders: of one partition"):
+            admin.elect_leaders(0, {"golden": [0]})
+        with tape.step("AlterPartitionReassignments: to where it is"):
+            admin.alter_partition_reassignments({partition: [NODE_ID]})
+        with tape.step("ListPartitionReassignments: all"):
+            admin.list_partition_reassignments()
+        of_topic = kafka.admin.ConfigResource
+        with tape.step("IncrementalAlterConfigs: set"):
+            admin.alter_configs([of_topic("TOPIC", "golden", {"retention.ms": "7"})])
+        with tape.step("AlterConfigs: replaced", "DescribeConfigs: before they are replaced"):
+            admin.alter_configs([of_topic("TOPIC", "golden", {"segment.ms": "8"})], incremental=False)
+        with tape.step("IncrementalAlterConfigs: unset"):
+            admin.reset_configs([of_topic("TOPIC", "golden", ["segment.ms"])])
+        with tape.step("ListConfigResources: all"):
+            admin.list_config_resources()
+        with tape.step("UpdateFeatures: an unknown one"), suppress(kafka.errors.KafkaError):
+            admin.update_features({"metadata.version": 7})
+    return f"kafka-python {kafka.__version__}"
+
+
+def aiokafka_idempotent(address: str, tape: Tape) -> str:
+    async def run() -> None:
+        base: dict[str, Any] = {"bootstrap_servers": address, "client_id": "golden"}
+        admin = aiokafka.admin.AIOKafkaAdminClient(**base)
+        await admin.start()
+        with tape.step("CreateTopics: one topic"):
+            await admin.create_topics([aiokafka.admin.NewTopic("golden", 1, 1)])
+        producer = aiokafka.AIOKafkaProducer(**base, linger_ms=200, enable_idempotence=True)
+        with tape.step("InitProducerId: a new one"):
+            await producer.start()
+        for number in range(3):
+            with tape.step(f"Produce: batch {number}"):
+                sent = [
+                    await producer.send("golden", value, b"key", 0, timestamp)
+                    for value, timestamp in zip(values("none"), timestamps("none"), strict=True)
+                ]
+                await asyncio.gather(*sent)
+        await producer.stop()
+        await admin.close()
+
+    asyncio.run(run())
+    return f"aiokafka {aiokafka.__version__}"
+
+
 CLIENTS: dict[str, Callable[[str, Tape], str]] = {
     "librdkafka": librdkafka,
+    "librdkafka-idempotent": librdkafka_idempotent,
     "java": java,
+    "java-idempotent": java_idempotent,
     "kafka-python": kafka_python,
+    "kafka-python-idempotent": kafka_python_idempotent,
     "aiokafka": aiokafka_,
+    "aiokafka-idempotent": aiokafka_idempotent,
 }
 
 

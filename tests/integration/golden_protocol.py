@@ -121,6 +121,8 @@ class Rendering:
             return bytes(value).hex()
         if isinstance(value, str):
             return self._text(value)
+        if name == "last_timestamp" and value >= 0:
+            return "<time>"
         return "<port>" if name == "port" and value == self._port else value
 
     def _topic_id(self, value: UUID) -> str:

@@ -227,6 +227,190 @@ def mistakes() -> Golden:
     return unanswered({"foo": foo}, requests)
 
 
+def idempotence() -> Golden:
+    """What an idempotent producer does when all goes well, and when not; and who knows of it."""
+    second = timedelta(seconds=1)
+
+    def init(producer_id: int = -1, epoch: int = -1, transactional_id: str | None = None) -> bytes:
+        known = {"producer_id": producer_id, "producer_epoch": epoch}
+        return request(22, 4, transactional_id=transactional_id, transaction_timeout=second, **known)
+
+    def produce(sequence: int, count: int = 1, epoch: int = 0, producer_id: int = 0, times: int = 1) -> bytes:
+        batch = build_batch(
+            b"".join(bytes((12, 0, 0, 2 * number, 0, 0, 0)) for number in range(count)),
+            records=count,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
+        data = [{"name": "foo", "partition_data": [{"index": 0, "records": batch * times}]}]
+        return request(0, 11, acks=-1, timeout=second, topic_data=data)
+
+    def producers(*partitions: int, name: str = "foo") -> bytes:
+        return request(61, 0, topics=[{"name": name, "partition_indexes": partitions}])
+
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 2**20, "current_leader_epoch": -1}
+    fetch = {"max_wait": timedelta(0), "min_bytes": 1, "forgotten_topics_data": ()}
+    sizes = {"num_partitions": 2, "replication_factor": 1, "assignments": (), "configs": ()}
+    delete = [{"name": "foo", "partitions": [{"partition_index": 0, "offset": 3}]}]
+    requests = [
+        ("two partitions", request(19, 7, topics=[{"name": "foo", **sizes}])),
+        ("a new one", init()),
+        ("another", init()),
+        ("one that has an id, for a higher epoch", init(0, 0)),
+        ("one that never had that id", init(77, 3)),
+        ("an id without an epoch", init(0, -1)),
+        ("an epoch without an id", init(-1, 0)),
+        ("nobody yet", producers(0, 1)),
+        ("the first batch", produce(0)),
+        ("three records", produce(1, 3)),
+        ("the first again", produce(0)),
+        ("the second again", produce(1, 3)),
+        ("the second with less in it", produce(1, 2)),
+        ("within the second", produce(2)),
+        ("two together", produce(1, 4)),
+        ("a gap", produce(7)),
+        ("no sequence", produce(-1)),
+        ("the next", produce(4)),
+        ("two batches in a request", produce(5, times=2)),
+        ("one", producers(0, 1, 0)),
+        ("a new epoch, not from 0 on", produce(5, epoch=1)),
+        ("a new epoch", produce(0, epoch=1)),
+        ("an old epoch", produce(5)),
+        ("an old epoch from 0 on", produce(0)),
+        *((f"number {number} of the new epoch", produce(number, epoch=1)) for number in range(1, 6)),
+        ("the fifth before the last again", produce(1, epoch=1)),
+        ("the sixth before the last again", produce(0, epoch=1)),
+        ("another producer", produce(0, 2, producer_id=1)),
+        ("an id that was never given out", produce(0, producer_id=10**15)),
+        ("an unknown producer, not from 0 on", produce(3, producer_id=2)),
+        ("no epoch", produce(0, epoch=-1, producer_id=3)),
+        ("all of it", request(1, 12, **fetch, topics=[{"topic": "foo", "partitions": [part]}])),
+        ("what is before 3", request(21, 2, topics=delete, timeout=second)),
+        ("the last again, after a deletion", produce(5, epoch=1)),
+        ("an unknown partition", producers(2)),
+        ("an unknown topic", producers(0, name="nowhere")),
+    ]
+    return unanswered({}, requests)
+
+
+def administration() -> Golden:
+    """APIs that tools use, asked well and badly."""
+    second = timedelta(seconds=1)
+    part = {"index": 0, "records": stages.spelled(stages.HELLO_WORLD)}
+    produce = [{"name": "foo", "partition_data": [part]}]
+    sizes = {"num_partitions": 2, "replication_factor": 1, "assignments": (), "configs": ()}
+
+    def delete(*offsets: tuple[int, int], name: str = "foo") -> bytes:
+        parts = [{"partition_index": partition, "offset": offset} for partition, offset in offsets]
+        return request(21, 2, topics=[{"name": name, "partitions": parts}], timeout=second)
+
+    def epoch(asked: int, current: int = -1, partition: int = 0, name: str = "foo") -> bytes:
+        part = {"partition": partition, "leader_epoch": asked, "current_leader_epoch": current}
+        return request(23, 4, replica_id=-1, topics=[{"topic": name, "partitions": [part]}])
+
+    def replace(kind: int, name: str, *configs: tuple[str, str | None], validate_only: bool = False) -> bytes:
+        rows = [{"name": key, "value": value} for key, value in configs]
+        resource = {"resource_type": kind, "resource_name": name, "configs": rows}
+        return request(33, 2, resources=[resource], validate_only=validate_only)
+
+    def change(
+        kind: int, name: str, *configs: tuple[str, int, str | None], validate_only: bool = False
+    ) -> bytes:
+        rows = [{"name": key, "config_operation": how, "value": value} for key, how, value in configs]
+        resource = {"resource_type": kind, "resource_name": name, "configs": rows}
+        return request(44, 1, resources=[resource], validate_only=validate_only)
+
+    def configs(kind: int, name: str, *keys: str) -> bytes:
+        asked = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
+        return request(32, 4, resources=[asked])
+
+    def elect(*partitions: int, kind: int = 0, name: str = "foo") -> bytes:
+        topics = [{"topic": name, "partitions": partitions}]
+        return request(43, 2, election_type=kind, topic_partitions=topics, timeout=second)
+
+    def reassign(partition: int, replicas: Sequence[int] | None, name: str = "foo") -> bytes:
+        topics = [{"name": name, "partitions": [{"partition_index": partition, "replicas": replicas}]}]
+        return request(45, 1, timeout=second, topics=topics)
+
+    def moving(topics: Sequence[dict[str, Any]] | None) -> bytes:
+        return request(46, 0, timeout=second, topics=topics)
+
+    def resources(*types: int) -> bytes:
+        return request(74, 1, resource_types=types)
+
+    requests = [
+        ("two partitions", request(19, 7, topics=[{"name": "foo", **sizes}])),
+        *[("a batch", request(0, 11, acks=-1, timeout=second, topic_data=produce))] * 3,
+        ("the first", delete((0, 1))),
+        ("none", delete((0, 0), (1, 0))),
+        ("behind the end", delete((0, 4))),
+        ("offset -2", delete((0, -2))),
+        ("all", delete((0, -1))),
+        ("an unknown partition", delete((2, 0))),
+        ("an unknown topic", delete((0, 0), name="nowhere")),
+        ("the only one", epoch(0)),
+        ("the only one, of nothing", epoch(0, partition=1)),
+        ("one to come", epoch(1)),
+        ("one to come as the current one", epoch(0, current=1)),
+        ("none", epoch(-1)),
+        ("an unknown partition", epoch(0, partition=2)),
+        ("an unknown topic", epoch(0, name="nowhere")),
+        ("of a topic", replace(2, "foo", ("retention.ms", "5"), ("segment.ms", "6"))),
+        ("of a topic, validate only", replace(2, "foo", validate_only=True)),
+        ("to a topic that has it not", replace(2, "foo", ("no.such", "5"))),
+        ("with a value that cannot be", replace(2, "foo", ("retention.ms", "soon"))),
+        ("with null", replace(2, "foo", ("retention.ms", None))),
+        ("with a config twice", replace(2, "foo", ("retention.ms", "5"), ("retention.ms", "5"))),
+        ("of an unknown topic", replace(2, "nowhere", ("retention.ms", "5"))),
+        ("as they were replaced", configs(2, "foo", "retention.ms", "segment.ms")),
+        ("one away, one added", change(2, "foo", ("retention.ms", 1, None), ("flush.ms", 0, "7"))),
+        ("of a list", change(2, "foo", ("cleanup.policy", 2, "delete"))),
+        ("appended to no list", change(2, "foo", ("retention.ms", 2, "5"))),
+        ("by an unknown operation", change(2, "foo", ("retention.ms", 9, "5"))),
+        ("validate only", change(2, "foo", ("retention.ms", 0, "5"), validate_only=True)),
+        ("of an unknown topic", change(2, "nowhere", ("retention.ms", 0, "5"))),
+        ("of no topic", change(2, "", ("retention.ms", 0, "5"))),
+        ("as they were changed", configs(2, "foo", "retention.ms", "segment.ms", "flush.ms")),
+        ("of all brokers", change(4, "", ("log.retention.ms", 0, "99"))),
+        ("that a broker cannot change", change(4, "", ("node.id", 0, "99"))),
+        ("with a value that a broker cannot have", change(4, "", ("num.partitions", 0, "x"))),
+        ("of all brokers", configs(4, "")),
+        ("what brokers have been changed to", configs(2, "foo", "retention.ms")),
+        ("of nobody knows what", change(99, "foo", ("a", 0, "b"))),
+        ("topics and brokers", resources(2, 4)),
+        ("groups and metrics", resources(16, 32)),
+        ("of an unknown type", resources(99)),
+        ("of each partition", elect(0, 1)),
+        ("unclean", elect(0, kind=1)),
+        ("an unknown partition", elect(2)),
+        ("an unknown topic", elect(0, name="nowhere")),
+        ("all", request(43, 2, election_type=0, topic_partitions=None, timeout=second)),
+        ("to where it is", reassign(0, (1,))),
+        ("to another broker", reassign(0, (77,))),
+        ("to nobody", reassign(0, ())),
+        ("not any more", reassign(0, None)),
+        ("an unknown partition", reassign(2, (1,))),
+        ("an unknown topic", reassign(0, (1,), name="nowhere")),
+        ("all", moving(None)),
+        ("some", moving([{"name": "foo", "partition_indexes": (0, 7)}])),
+        ("nothing", request(57, 2, timeout=second, feature_updates=(), validate_only=False)),
+        (
+            "an unknown one",
+            request(
+                57,
+                2,
+                timeout=second,
+                feature_updates=[{"feature": "no.such", "max_version_level": 1, "upgrade_type": 1}],
+                validate_only=False,
+            ),
+        ),
+        ("of a topic", request(35, 4, topics=[{"topic": "foo", "partitions": (0, 1, 2)}])),
+        ("of an unknown topic", request(35, 4, topics=[{"topic": "nowhere", "partitions": (0,)}])),
+    ]
+    return unanswered({}, requests)
+
+
 def payload(text: str) -> bytes:
     return stages.spelled(text)[4:]
 
@@ -248,4 +432,9 @@ def unanswered(topic_ids: dict[str, UUID], requests: Sequence[tuple[str, bytes]]
     return Golden("requests made by hand", topic_ids, exchanges)
 
 
-BY_HAND: dict[str, Callable[[], Golden]] = {"by-hand": stages_and_ids, "mistakes": mistakes}
+BY_HAND: dict[str, Callable[[], Golden]] = {
+    "by-hand": stages_and_ids,
+    "mistakes": mistakes,
+    "idempotence": idempotence,
+    "administration": administration,
+}

@@ -28,18 +28,30 @@ from tests.integration.golden_protocol import (
 
 NAMES = sorted(path.stem for path in DIRECTORY.glob("*.json"))
 SERVED = {
+    "AlterConfigs",
+    "AlterPartitionReassignments",
     "ApiVersions",
     "CreatePartitions",
     "CreateTopics",
+    "DeleteRecords",
     "DeleteTopics",
     "DescribeCluster",
     "DescribeConfigs",
+    "DescribeLogDirs",
+    "DescribeProducers",
     "DescribeTopicPartitions",
+    "ElectLeaders",
     "Fetch",
     "FindCoordinator",
+    "IncrementalAlterConfigs",
+    "InitProducerId",
+    "ListConfigResources",
     "ListOffsets",
+    "ListPartitionReassignments",
     "Metadata",
+    "OffsetForLeaderEpoch",
     "Produce",
+    "UpdateFeatures",
 }
 
 
