@@ -116,6 +116,8 @@ class OffsetIndex:
             began = self._cache.now()
             tail = await self._store.tail(domain, sequence_of(stream_id))
             known = NOTHING if tail is None else tail.position
+            # A stale end in the cache would hide entries that were told of while nobody followed.
+            known = max(known, self._told_of(stream_id).end)
             self._cache.learn_end(domain, began, stream_id, known)
         return self._tell(stream_id, end=known).end
 
