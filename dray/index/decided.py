@@ -19,7 +19,8 @@ import asyncio
 import builtins
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from dray.errors import CorruptStore, DrayError, OutcomeUnknown, ReadAgain, Unavailable, VersionConflict
 from dray.index.cache import IndexCache
@@ -99,7 +100,9 @@ class DecidedIndex(OffsetIndex):
         if not self._store.conditions_abort:
             for number, placed in enumerate(entries):
                 if not is_decided(placed, self._incarnation):
-                    return entries[:number]
+                    entries = entries[:number]
+                    break
+            self._goes_on(stream_id, entries)
         return entries
 
     def add(self, placed: Placed, began: int) -> None:
@@ -169,18 +172,30 @@ class DecidedIndex(OffsetIndex):
                         return self._keep(stream_id, known)
                     await self.resolve(placed)
                 known = max(known, Position(placed.end_offset, placed.end_bytes))
+        known = self._keep(stream_id, known)
         if looked_at > SNAPSHOT_ENTRIES:
-            await self.folds.catch_up(stream_id)
-        return self._keep(stream_id, known)
+            with suppress(DrayError):  # nothing rests on it
+                await self.folds.catch_up(stream_id)
+        return known
 
     async def _begin(self, stream_id: int, tail: Position) -> Position:
         """Everything below a snapshot is decided; where there are few entries it need not be asked for."""
         first = await self.counted(stream_id, 0, PAGE_ENTRIES) if tail > NOTHING else []
         if len(first) < PAGE_ENTRIES:
             return NOTHING
-        begin = await self.folds.snapshot_end(stream_id)
+        # It may be ahead of the watch, which says where a lookup ends.
+        begin = min(await self.folds.snapshot_end(stream_id), tail.end_records)
         before = await self._store.floor(self._domain_of(stream_id), sequence_of(stream_id), begin)
         return NOTHING if before is None else before.position
+
+    def _goes_on(self, stream_id: int, run: Sequence[Placed]) -> None:
+        """Decided entries are about to be told of: if they go on from the decided prefix, so does that.
+
+        Or a stale read might end it in front of them later.
+        """
+        known = self._decided.get(stream_id)
+        if known is not None and run and run[0].start_offset <= known.end_records < run[-1].end_offset:
+            self._keep(stream_id, Position(run[-1].end_offset, run[-1].end_bytes))
 
     def _keep(self, stream_id: int, decided: Position) -> Position:
         decided = max(decided, self._decided.get(stream_id, NOTHING))
