@@ -100,6 +100,8 @@ class DecidedIndex(OffsetIndex):
         if not self._store.conditions_abort:
             for number, placed in enumerate(entries):
                 if not is_decided(placed, self._incarnation):
+                    if not fresh and placed.end_offset <= self._decided.get(stream_id, NOTHING).end_records:
+                        return await self.range(stream_id, start, max_entries, fresh=True)  # a stale read
                     entries = entries[:number]
                     break
             self._goes_on(stream_id, entries)
@@ -172,6 +174,8 @@ class DecidedIndex(OffsetIndex):
                         return self._keep(stream_id, known)
                     await self.resolve(placed)
                 known = max(known, Position(placed.end_offset, placed.end_bytes))
+            if len(page) == PAGE_ENTRIES:
+                await asyncio.sleep(0)  # pages that are all in memory would keep everyone else waiting
         known = self._keep(stream_id, known)
         if looked_at > SNAPSHOT_ENTRIES:
             with suppress(DrayError):  # nothing rests on it
