@@ -36,6 +36,8 @@ PAGE_ENTRIES = 256
 # Folding so many takes about a tenth of a second, and reading them a few round trips more.
 SNAPSHOT_ENTRIES = 2_000
 LOAD_ATTEMPTS = 3
+# Decoding a smaller snapshot takes less than 5 ms; the largest, 0.3 s.
+INLINE_BYTES = 2 * 2**10
 # Of all streams together; with five batches each, about 1 KiB a producer.
 MAX_PRODUCERS = 50_000
 # An empty fold is not free either.
@@ -179,7 +181,7 @@ class StreamFolds:
     async def snapshot_end(self, stream_id: int) -> int:
         """Up to there everything is decided."""
         record = await self._store.get(self._domain_of(stream_id), snapshot_key(stream_id))
-        return 0 if record is None else decode(record.value, self.expiration_ms).end
+        return 0 if record is None else (await self._decoded(record.value)).end
 
     # --- telling
 
@@ -239,6 +241,7 @@ class StreamFolds:
                 self._advance(stream_id, stream, placed)
             if len(page) < PAGE_ENTRIES:
                 break
+            await asyncio.sleep(0)  # pages that are all in memory would keep everyone else waiting
         if stream.fold.end < to:
             raise ReadAgain(f"stream {stream_id:016x} is folded up to {stream.fold.end} of {to}")
 
@@ -247,7 +250,7 @@ class StreamFolds:
         if verdicts is None:
             return
         stream.entries += 1
-        if not is_decided(placed, self.incarnation):
+        if not self._store.conditions_abort and not is_decided(placed, self.incarnation):
             # The first are kept: they are resolved first, and then there is room for the next.
             if len(stream.undecided) < MAX_UNDECIDED:
                 stream.undecided[placed.end_offset] = verdicts
@@ -277,7 +280,7 @@ class StreamFolds:
         if record is None:
             stream = _Stream(Fold(self.expiration_ms), None, 0)
         else:
-            fold = decode(record.value, self.expiration_ms)
+            fold = await self._decoded(record.value)
             stream = _Stream(fold, record.version, fold.end)
         stream.weight += len(stream.fold.producers)
         self.drop(stream_id)
@@ -285,6 +288,11 @@ class StreamFolds:
         self._weight += stream.weight
         self._make_room(stream_id)
         return stream
+
+    async def _decoded(self, value: bytes) -> Fold:
+        if len(value) <= INLINE_BYTES:
+            return decode(value, self.expiration_ms)
+        return await asyncio.to_thread(decode, value, self.expiration_ms)
 
     def _begin_snapshot(self, stream_id: int, stream: _Stream) -> None:
         if stream_id in self._snapshots:
@@ -314,7 +322,7 @@ class StreamFolds:
                     if record is None:
                         return
                     stream.snapshot_version = record.version
-                    stream.snapshot_end = decode(record.value, self.expiration_ms).end
+                    stream.snapshot_end = (await self._decoded(record.value)).end
                 else:
                     stream.snapshot_version, stream.snapshot_end = version, fold.end
                     return

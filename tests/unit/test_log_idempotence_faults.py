@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from dray.errors import CommitUnknown, NotCommitted, Unavailable
+from dray.index import decided
 from dray.index.entry import Placed
 from dray.index.fold import Verdict
 from dray.metadata.store import AppendResult
-from dray.producers.folds import snapshot_key
+from dray.producers.folds import INLINE_BYTES, snapshot_key
 from dray.wal.objects import ObjectRecord, State, encode_record, record_key
 from dray.wal.writer import Committed
+from tests.index_entries import INCARNATION
 from tests.log_node import DOMAIN, Gate, payload, settle, soon
 from tests.unit.test_log_idempotence import Broker, S, World, close
 
@@ -158,3 +160,69 @@ async def test_19_an_end_below_the_expected_start_is_an_alarm(
         await a.write(2)
     assert any(record.levelname == "CRITICAL" for record in caplog.records)
     assert a.store.appends <= appends + 3, "trying again is no use"
+
+
+class TestDecided:
+    async def test_18_the_high_watermark_does_not_go_back_where_a_read_is_stale(self, weak: World) -> None:
+        """It was told by entries that were resolved between looking for the end and reading them."""
+        a, b = await weak.broker(), await weak.broker()
+        await a.write(0)
+        readable = asyncio.Event()
+
+        async def later(placed: Placed) -> None:
+            await readable.wait()
+            await a.index.resolve(placed)
+
+        a.writer.resolve = later
+        b.index._resolve_after_s = 3600.0
+        a.store.before = lambda: b.append(S, payload(b"x"))
+        await a.write(1)
+        await settle()
+        assert (await b.read()).high_watermark == 2
+        b.store.fall_behind()
+        past, b.store._past = b.store._past, None
+        read = b.index.range
+
+        async def resolved_meanwhile(*args: Any, **more: Any) -> list[Placed]:
+            readable.set()
+            await settle()
+            return await read(*args, **more)
+
+        b.index.range = resolved_meanwhile  # type: ignore[method-assign]
+        assert (await b.read()).high_watermark == 3
+        b.index.range = read  # type: ignore[method-assign]
+        b.cache.close(DOMAIN)
+        b.store._past = past
+        assert (await b.read()).high_watermark == 3
+
+    async def test_a_snapshot_that_cannot_be_prepared_is_no_matter_to_a_reader(
+        self, weak: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a, b = await weak.broker(), await weak.broker()
+        monkeypatch.setattr(decided, "SNAPSHOT_ENTRIES", 2)
+        for n in range(4):
+            await a.write(n)
+        await a.store.put(DOMAIN, snapshot_key(S), b"\xff\xff")
+        assert await b.offsets() == [0, 1, 2, 3]
+
+    async def test_snapshots_where_all_is_decided_whatever_the_incarnation(self, strong: World) -> None:
+        a, late = await strong.broker(), await strong.broker()
+        await a.write(0)
+        late.index._incarnation = late.folds.incarnation = late.writer.incarnation = INCARNATION[::-1]
+        late.folds._snapshot_entries = 3
+        for n in range(1, 5):
+            await late.write(n)
+            await late.folds.close()
+        assert await late.store.get(DOMAIN, snapshot_key(S)) is not None
+
+    async def test_a_snapshot_of_many_producers(self, world: World) -> None:
+        a = await world.broker()
+        a.folds._snapshot_entries = 1
+        await all_of(*(a.writing(0, producer=n) for n in range(1_000)))
+        await a.folds.close()
+        b = await world.broker()
+        record = await b.store.get(DOMAIN, snapshot_key(S))
+        assert record is not None
+        assert len(record.value) > INLINE_BYTES
+        assert await b.write(0, producer=0) == 0
+        assert await b.write(1, producer=999) == 1_000
