@@ -283,6 +283,9 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
     ),
     71: ("No metrics are wanted. As in Kafka without a receiver, it is not advertised, and answered.",),
     72: ("As nothing was subscribed to: UNKNOWN_SUBSCRIPTION_ID.",),
-    74: ("Of client metrics and groups there are none. Brokers are those of the client's zone.",),
+    74: (
+        "Of client metrics and groups there are none. Brokers are those of the client's zone.",
+        "Kafka lists each broker a second time, for its loggers; here they have no configs.",
+    ),
     75: ("Eligible leader replicas are always empty.",),
 }
