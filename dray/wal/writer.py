@@ -36,6 +36,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
@@ -95,6 +96,8 @@ NO_EFFECT = (Unavailable, TooLarge, StoreFull, InvalidRequest, AccessDenied, NoS
 SETTLE_S = 15.0
 SETTLE_PAUSE_S = 0.1
 MAX_STEPS_BACK = 1_000
+# How long an append waits for the folds of its streams: the others in it wait too.
+CATCH_UP_S = 3.0
 # Markers put ahead are used within this time, far below the age at which a collector looks at them.
 SPARE_S = 60.0
 # What stating a start adds to an entry, at most.
@@ -381,6 +384,7 @@ class _Pipeline:
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._spares: deque[_Spare] = deque()  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
+        self._behind: dict[int, asyncio.Task[Fold]] = {}  # streams that are being folded
         self._committing = False
         self._poked = False
         self.stopped = False
@@ -400,6 +404,8 @@ class _Pipeline:
             self._seal()
         while self._tasks:
             await asyncio.wait(self._tasks)
+        for read in self._behind.values():
+            read.cancel()
         spares, self._spares = self._spares, deque()
         if spares:
             with suppress(MetadataError):  # a collector will find them
@@ -597,18 +603,37 @@ class _Pipeline:
         *,
         fresh: bool = False,
     ) -> None:
-        """Side by side. A stream that cannot be folded fails alone: others are in the same objects."""
-        found = await asyncio.gather(
-            *(folds.catch_up(stream, fresh=fresh) for stream in streams), return_exceptions=True
-        )
-        for stream, fold in zip(streams, found, strict=True):
-            if isinstance(fold, Fold):
-                held[stream] = fold
-            elif isinstance(fold, DrayError):
-                held.pop(stream, None)
-                failed[stream] = _because(NotCommitted("what was written before is not at hand"), fold)
+        """Side by side. A stream that cannot be folded fails alone: others are in the same objects.
+
+        So does one with too much to be folded. That goes on, and until it is done, all that is written to the
+        stream fails at once.
+        """
+        reads = {}
+        for stream in streams:
+            if stream not in self._behind:
+                reads[stream] = self._loop.create_task(folds.catch_up(stream, fresh=fresh))
+                self._behind[stream] = reads[stream]
+                reads[stream].add_done_callback(partial(self._has_caught_up, stream))
+        if reads:
+            await asyncio.wait(reads.values(), timeout=CATCH_UP_S)
+        for stream in streams:
+            read = reads.get(stream)
+            if read is None or not read.done():
+                failure: DrayError = NotCommitted("what was written before is still being read")
+            elif (error := read.exception()) is None:
+                held[stream] = read.result()
+                continue
+            elif isinstance(error, DrayError):
+                failure = _because(NotCommitted("what was written before is not at hand"), error)
             else:
-                raise fold
+                raise error
+            held.pop(stream, None)
+            failed[stream] = failure
+
+    def _has_caught_up(self, stream_id: int, done: asyncio.Task[Fold]) -> None:
+        del self._behind[stream_id]
+        if not done.cancelled():
+            done.exception()  # nobody may be left who waits for it
 
     def _mark_ahead(
         self, entries: Sequence[NewEntry], puts: list[Put], deletes: Sequence[Delete]

@@ -14,6 +14,7 @@ from dray.index.entry import Placed
 from dray.index.fold import Verdict
 from dray.metadata.store import AppendResult
 from dray.producers.folds import INLINE_BYTES, snapshot_key
+from dray.wal import writer
 from dray.wal.objects import ObjectRecord, State, encode_record, record_key
 from dray.wal.writer import Committed
 from tests.index_entries import INCARNATION
@@ -114,6 +115,24 @@ class TestOneStreamFailsAlone:
         assert good == [Committed(0, 1)] * 2
         await a.store.delete(DOMAIN, snapshot_key(S))
         assert await a.write(0) == 0
+
+    async def test_where_there_is_too_much_to_fold(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a, b = await world.broker(), await world.broker()
+        await a.write(0)
+        monkeypatch.setattr(writer, "CATCH_UP_S", 0.0)
+        b.store.read_gate.close()
+        for _ in range(2):
+            plain = asyncio.ensure_future(b.append(S + 2, payload(b"x")))
+            bad, good = await all_of(b.writing(1), plain)
+            assert isinstance(bad, NotCommitted)
+            assert isinstance(good, Committed)
+        assert b.store.reads.count(f"get {snapshot_key(S)}") == 1, "the first one goes on"
+        b.store.read_gate.open()
+        await settle()
+        assert b.folds.fold(S) is not None
+        assert await b.write(1) == 1
 
     async def test_where_others_are_always_faster(self, strong: World) -> None:
         a, b = await strong.broker(), await strong.broker()
