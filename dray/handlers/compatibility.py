@@ -219,7 +219,10 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         "Configs that ask for what Dray cannot do (`cleanup.policy=compact`, `remote.storage.enable=true`)"
         " are INVALID_CONFIG; see [topic configs](topic-configs.md).",
     ),
-    20: ("The records' bytes stay in the object store until it is cleaned up, which is to come.",),
+    20: (
+        "The topic is gone when the answer comes; Kafka serves its records for a moment more.",
+        "Their bytes stay in the object store until it is cleaned up, which is to come.",
+    ),
     21: (
         "The log starts later from now on, on all brokers; the bytes stay in the object store until"
         " retention takes them.",
