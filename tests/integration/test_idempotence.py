@@ -32,7 +32,7 @@ PARTITIONS = 4
 ACKED_BETWEEN = 1_200
 ONE_IN = 30
 SILENCES = 1
-OTHER_RECORDS = 4_000
+OTHER_RECORDS = 2_000
 # A client that hears nothing gives up after this; an answer takes a few hundredths of it.
 REQUEST_TIMEOUT_MS = 2_000
 
