@@ -83,9 +83,11 @@ class DecidedIndex(OffsetIndex):
     async def end(self, stream_id: int, *, fresh: bool = False) -> Position:
         """The high watermark: the end of the decided prefix."""
         tail = await self.tail(stream_id, fresh=fresh)
+        resolve_to = self.folds.acknowledged(stream_id)
+        if tail.end_records < resolve_to:  # by a snapshot that is ahead of the watch
+            tail = await self.tail(stream_id, fresh=True)
         if self._store.conditions_abort:
             return tail
-        resolve_to = self.folds.acknowledged(stream_id)
         return await self._decided_end(stream_id, tail, resolve_to=resolve_to, fresh=fresh)
 
     async def find(self, stream_id: int, offset: int, *, fresh: bool = False) -> Placed | None:
