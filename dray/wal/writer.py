@@ -575,7 +575,11 @@ class _Pipeline:
         streams = {stream for sealed in chosen for stream in producer_streams(sealed.parts)} - failed.keys()
         if folds is None or not streams:
             return [draft_part(sealed.parts, {}, failed) for sealed in chosen]
-        held = {stream: fold for stream in streams if (fold := folds.current(stream)) is not None}
+        held = {
+            stream: fold
+            for stream in streams
+            if stream not in self._behind and (fold := folds.current(stream)) is not None
+        }
         behind = [stream for stream in streams if stream not in held]
         if behind:
             await self._catch_up(folds, behind, held, failed)
@@ -601,6 +605,7 @@ class _Pipeline:
         held: dict[int, Fold],
         failed: dict[int, DrayError],
         *,
+        to: int = 0,
         fresh: bool = False,
     ) -> None:
         """Side by side. A stream that cannot be folded fails alone: others are in the same objects.
@@ -611,7 +616,7 @@ class _Pipeline:
         reads = {}
         for stream in streams:
             if stream not in self._behind:
-                reads[stream] = self._loop.create_task(folds.catch_up(stream, fresh=fresh))
+                reads[stream] = self._loop.create_task(folds.catch_up(stream, to=to, fresh=fresh))
                 self._behind[stream] = reads[stream]
                 reads[stream].add_done_callback(partial(self._has_caught_up, stream))
         if reads:
@@ -719,18 +724,13 @@ class _Pipeline:
         folds = self._writer.folds
         assert stream_id is not None, "nothing else states a start"
         assert folds is not None, "without them no start is stated"
-        failure: DrayError = conflict
+        if conflict.actual > conflict.expected and self._loop.time() < deadline:
+            await self._catch_up(folds, [stream_id], {}, failed, to=conflict.actual)
+            return
         if conflict.actual < conflict.expected:
             folds.drop(stream_id)
             log.critical("stream %016x ends at %d, not %d", stream_id, conflict.actual, conflict.expected)
-        elif self._loop.time() < deadline:
-            try:
-                await folds.catch_up(stream_id, to=conflict.actual)
-                return
-            except DrayError as error:
-                log.warning("stream %016x: %s", stream_id, error)
-                failure = error
-        failed[stream_id] = _because(NotCommitted("the append failed"), failure)
+        failed[stream_id] = _because(NotCommitted("the append failed"), conflict)
 
     async def _acknowledge(self, sent: _Sent, result: AppendResult, began: int) -> None:
         ends = iter(result.entries)
