@@ -581,7 +581,7 @@ class IdempotentProducer:
         if isinstance(error, OutOfOrderSequence | UnknownProducer):
             # Java's producer gives up then: it has lost a batch that was acknowledged.
             is_next = each.producer.base_sequence == self.last_acknowledged + 1
-            if is_next and self.world.expires:
+            if self.world.expires and each.producer.base_sequence <= self.last_acknowledged + 1:
                 raise _Expired
             check(not is_next, f"{each} is the next one and was refused: {error!r} (protocol 10)")
         elif not isinstance(error, NotCommitted | CommitUnknown):

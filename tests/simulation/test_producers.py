@@ -146,7 +146,7 @@ class MovesOverGaps(StreamFolds):
             fold.end = max(fold.end, placed.start_offset)
         super().own(placed)
 
-    async def settle(self, placed: Placed) -> tuple[Verdict, ...]:
+    async def settle(self, placed: Placed) -> tuple[Verdict | None, ...]:
         fold = self.fold(placed.entry.stream_id)
         if fold is not None:
             fold.end = max(fold.end, placed.start_offset)
