@@ -157,11 +157,11 @@ class StreamFolds:
         stream = self._streams.get(placed.entry.stream_id)
         return None if stream is None else stream.undecided.get(placed.end_offset)
 
-    async def settle(self, placed: Placed) -> tuple[Verdict, ...]:
+    async def settle(self, placed: Placed) -> tuple[Verdict | None, ...]:
         """What to answer for an entry that this broker wrote, and that others came before.
 
         Where the verdicts themselves are gone, the state tells of the last five batches of a producer where
-        they are, whether in this entry or before (protocol 8). Raises `ReadAgain` for others.
+        they are, whether in this entry or before (protocol 8). None for others.
         """
         stream_id = placed.entry.stream_id
         stream = await self._catch_up(stream_id, placed.start_offset)
@@ -172,11 +172,11 @@ class StreamFolds:
             return found
         chunk = placed.entry.where
         assert isinstance(chunk, WalChunk), "nothing else is written"
-        told = tuple(stream.fold.check(batch.producer, batch.records, 0) for batch in chunk.batches)
-        for batch, verdict in zip(chunk.batches, told, strict=True):
-            if batch.producer is not None and verdict.kind not in (Kind.DUPLICATE, Kind.LEFT_OUT):
-                raise ReadAgain(f"stream {stream_id:016x}: too much has followed {placed.end_offset}")
-        return told
+        told = ((batch, stream.fold.check(batch.producer, batch.records, 0)) for batch in chunk.batches)
+        certain = (Kind.DUPLICATE, Kind.LEFT_OUT)
+        return tuple(
+            verdict if batch.producer is None or verdict.kind in certain else None for batch, verdict in told
+        )
 
     async def snapshot_end(self, stream_id: int) -> int:
         """Up to there everything is decided."""

@@ -94,16 +94,17 @@ def draft_part(
 
 
 def as_it_landed(
-    placed: Placed, drafted: Sequence[Verdict], folded: Sequence[Verdict]
-) -> tuple[Verdict, ...]:
+    placed: Placed, drafted: Sequence[Verdict], folded: Sequence[Verdict | None]
+) -> tuple[Verdict | None, ...]:
     """The verdicts on the batches of an entry that others came before: the draft's on those it left out.
 
-    A duplicate of a batch in the same entry is where that one landed, or shares its fate.
+    A duplicate of a batch in the same entry is where that one landed, or shares its fate. None is a verdict
+    that is not known any more.
     """
     chunk, expected = placed.entry.where, placed.entry.expected_start
     assert isinstance(chunk, WalChunk), "nothing else is written"
     assert expected is not None, "whoever judged it has stated it"
-    verdicts = []
+    verdicts: list[Verdict | None] = []
     for judged, landed in zip(drafted, folded, strict=True):
         if judged.ok:
             verdicts.append(landed)
@@ -113,7 +114,7 @@ def as_it_landed(
             delta = judged.offset - expected
             original = folded[chunk.batch_at(delta)]
             found = Verdict(Kind.DUPLICATE, placed.start_offset + delta)
-            verdicts.append(found if original.ok else original)
+            verdicts.append(found if original is not None and original.ok else original)
     return tuple(verdicts)
 
 

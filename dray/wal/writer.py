@@ -812,7 +812,7 @@ class _Pipeline:
 
     async def _finish(self, sealed: _Object, part: Part, placed: Sequence[Placed]) -> None:
         """Fold the entries of an object that is committed, and answer its callers."""
-        settled: dict[int, tuple[Verdict, ...]] = {}
+        settled: dict[int, tuple[Verdict | None, ...]] = {}
         failed = dict(part.failed)
         for one in placed:
             try:
@@ -821,7 +821,7 @@ class _Pipeline:
                 failed[one.entry.stream_id] = _because(CommitUnknown(f"object {sealed.path}"), error)
         self._answer(sealed, replace(part, failed=failed), placed, settled)
 
-    async def _fold(self, part: Part, placed: Placed, settled: dict[int, tuple[Verdict, ...]]) -> None:
+    async def _fold(self, part: Part, placed: Placed, settled: dict[int, tuple[Verdict | None, ...]]) -> None:
         """Fold an entry. Where others came before it, the verdicts on it are put into `settled`."""
         folds = self._writer.folds
         if folds is None:
@@ -850,7 +850,7 @@ class _Pipeline:
         sealed: _Object,
         part: Part,
         placed: Sequence[Placed],
-        settled: Mapping[int, tuple[Verdict, ...]],
+        settled: Mapping[int, tuple[Verdict | None, ...]],
     ) -> None:
         """Each caller by the verdict on its batches: the draft's, or the fold's where others came before."""
         offsets = {one.entry.stream_id: one.start_offset for one in placed}
@@ -858,11 +858,11 @@ class _Pipeline:
         for pending in sealed.pending:
             stream_id = pending.stream_id
             if stream_id in part.failed:
-                self._writer.broken.add(pending)
-                _refuse([pending], part.failed[stream_id], part.failed[stream_id].__cause__)
+                self._give_up(pending, part.failed[stream_id])
                 continue
             start = offsets.get(stream_id, -1)
-            verdict, records = OK, pending.records
+            verdict: Verdict | None = OK
+            records = pending.records
             if stream_id in numbers:
                 number = numbers[stream_id]
                 numbers[stream_id] += pending.count
@@ -872,8 +872,15 @@ class _Pipeline:
                 if stream_id in settled:
                     verdict = settled[stream_id][number]
             offsets[stream_id] = start + records
-            self._writer.tell(pending, verdict, start)
+            if verdict is None:
+                self._give_up(pending, CommitUnknown(f"object {sealed.path}: too much has followed it"))
+            else:
+                self._writer.tell(pending, verdict, start)
         self._over(sealed)
+
+    def _give_up(self, pending: Pending, error: DrayError) -> None:
+        self._writer.broken.add(pending)
+        _refuse([pending], error, error.__cause__)
 
     def _fail_all(self, failed: Sequence[_Object], error: DrayError, cause: BaseException | None) -> None:
         for sealed in failed:

@@ -18,7 +18,7 @@ from dray.wal import writer
 from dray.wal.objects import ObjectRecord, State, encode_record, record_key
 from dray.wal.writer import Committed
 from tests.index_entries import INCARNATION
-from tests.log_node import DOMAIN, Gate, payload, settle, soon
+from tests.log_node import CONFIGS, DOMAIN, Gate, payload, settle, soon
 from tests.unit.test_log_idempotence import Broker, S, World, close
 
 
@@ -149,7 +149,7 @@ class TestOneStreamFailsAlone:
         await a.write(0)
 
         async def away(_: AppendResult) -> None:
-            async def fail(placed: Placed) -> tuple[Verdict, ...]:
+            async def fail(placed: Placed) -> tuple[Verdict | None, ...]:
                 a.folds.settle = kept  # type: ignore[method-assign]
                 raise Unavailable("away")
 
@@ -161,6 +161,26 @@ class TestOneStreamFailsAlone:
         assert isinstance(unknown, CommitUnknown)
         assert good == [Committed(0, 1)] * 2
         assert await a.write(1) == 2, "it was there"
+
+
+async def test_8_whoever_wrote_beside_a_batch_whose_verdict_is_gone(weak: World) -> None:
+    """A reader resolved the entry, and what became of the void batch in it is not remembered."""
+    a, b = await weak.broker(), await weak.broker()
+    await a.write(0)
+    a.store.before = lambda: b.write(0, epoch=1)
+    kept = a.folds.settle
+
+    async def late(placed: Placed) -> tuple[Verdict | None, ...]:
+        await a.index.resolve(placed)
+        return await kept(placed)
+
+    a.folds.settle = late  # type: ignore[method-assign]
+    stale = a.writing(1)
+    plain, again = (a.appender.append(S, CONFIGS, payload(b"x")).committed for _ in range(2))
+    unknown, *others = await all_of(stale, plain, again)
+    assert isinstance(unknown, CommitUnknown)
+    assert others == [Committed(3, 4), Committed(4, 5)]
+    assert await b.offsets() == [0, 1, 3, 4]
 
 
 async def test_19_an_end_below_the_expected_start_is_an_alarm(

@@ -103,7 +103,7 @@ def test_stating_a_start_is_the_same_as_encoding_it(start: int) -> None:
 
 
 class TestAsItLanded:
-    def landed(self, shift: int, *folded: Verdict) -> tuple[Verdict, ...]:
+    def landed(self, shift: int, *folded: Verdict) -> tuple[Verdict | None, ...]:
         """Two records, the same again, one more; the entry lands `shift` behind what it expected."""
         made = assembled(
             batch(A, 2, Producer(9, 0, 0)), batch(A, 2, Producer(9, 0, 0)), batch(A, 1, Producer(9, 0, 2))
