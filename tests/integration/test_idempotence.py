@@ -23,8 +23,10 @@ from tests.integration.java_clients import ToSend
 from tests.integration.numbered import JavaNumberWriter, NumberWriter, RdkafkaNumbers, read_logs
 from tests.integration.rdkafka import create_topic, in_zone, send_all
 from tests.integration.waiting import eventually_async
+from tests.integration.wire import Wire
 from tests.servers.dray import DrayBroker
 from tests.servers.lossy import RESETS, Fate, LossyProxy
+from tests.servers.proxy import Mode, TcpProxy
 
 ZONES = ("a", "b")
 PARTITIONS = 4
@@ -148,6 +150,63 @@ async def test_every_acknowledged_record_is_there_once_and_in_order(
         assert logs == of_the_other, f"seed {seed}"
         for writer in writers:
             _check(writer, logs, seed)
+
+
+async def test_producers_that_gave_up_on_records_go_on(tmp_path: Path) -> None:
+    """Their batches arrive, but no answer comes until they have given up: then they go on under a higher
+    epoch, or as somebody else (KIP-360). What they gave up is there at most once."""
+    proxy = TcpProxy("")
+    await proxy.start()
+    broker = DrayBroker(tmp_path, settings={"advertise": proxy.address})
+    proxy.target = broker.address
+    try:
+        await asyncio.to_thread(broker.start)
+        topic = await asyncio.to_thread(create_topic, proxy.address, partitions=PARTITIONS)
+        writers: list[NumberWriter] = [
+            RdkafkaNumbers(
+                proxy.address,
+                topic,
+                PARTITIONS,
+                {"batch.num.messages": 20, "message.timeout.ms": 1500, "socket.timeout.ms": 1000},
+            ),
+            JavaNumberWriter(
+                proxy.address,
+                topic,
+                PARTITIONS,
+                {"batch.size": 512, "delivery.timeout.ms": 1500, "request.timeout.ms": 1000},
+            ),
+        ]
+        for writer in writers:
+            writer.start()
+        try:
+            await eventually_async(lambda: all(len(writer.acked) > 500 for writer in writers), "acknowledged")
+            await proxy.set_mode(Mode.DROP_ANSWERS)
+            await eventually_async(lambda: all(writer.failed for writer in writers), "given up")
+            before = [len(writer.acked) for writer in writers]
+            await proxy.set_mode(Mode.PASS)
+            proxy.cut()
+
+            def go_on() -> bool:
+                return all(len(writer.acked) > n + 500 for writer, n in zip(writers, before, strict=True))
+
+            await eventually_async(go_on, "acknowledged again")
+        finally:
+            for writer in writers:
+                await asyncio.to_thread(writer.end)
+        ends = [
+            (await asyncio.to_thread(send_all, broker.address, topic, [b"last"], partition))[0].offset
+            for partition in range(PARTITIONS)
+        ]
+        logs = await asyncio.to_thread(read_logs, broker.address, topic, ends)
+        for writer in writers:
+            _check(writer, logs, 0)
+        with Wire(broker.address) as wire:
+            producers = wire.producers(topic, 0)
+        assert isinstance(producers, dict)
+        assert len(producers) > 2 or max(epoch for epoch, _ in producers.values()) > 0
+    finally:
+        broker.kill()
+        await proxy.stop()
 
 
 @pytest.mark.parametrize("send", [send_with_aiokafka, send_with_kafka_python])

@@ -29,7 +29,6 @@ MAX_SEQUENCE = 2**31 - 1
 # About 1 KiB a producer, and the index of as many batches; the rest is what an allocator keeps.
 MANY_PRODUCERS_BYTES = 64 * 2**20
 INIT_PRODUCER_ID = 22
-DESCRIBE_PRODUCERS = 61
 
 NONE = ErrorCode.none
 OUT_OF_ORDER = ErrorCode.out_of_order_sequence_number
@@ -355,7 +354,7 @@ def test_producers_are_described(cluster: BrokerCluster, kafka: KafkaServer) -> 
     for addresses in ((cluster.a.address, cluster.b.address), (kafka.address, kafka.address)):
         topic = _new_topic(addresses[0])
         with Wire(addresses[0]) as wire, Wire(addresses[1]) as other:
-            assert _describe(other, topic, 0) == {}
+            assert other.producers(topic, 0) == {}
             first, second = _new_producer(wire), _new_producer(wire)
             _produce(wire, topic, first.batch(0, records=5))
             _produce(wire, topic, second.batch(0))
@@ -363,24 +362,10 @@ def test_producers_are_described(cluster: BrokerCluster, kafka: KafkaServer) -> 
             _produce(wire, topic, second.batch(0, epoch=3, records=2))
             _produce(wire, topic, second.batch(1))
             expected = {first.id: (0, 4), second.id: (3, 1)}
-            assert _describe(wire, topic, 0) == expected
-            assert _describe(other, topic, 0) == expected
-            assert _describe(wire, topic, 1) is ErrorCode.unknown_topic_or_partition
-            assert _describe(wire, "no-such-topic", 0) is ErrorCode.unknown_topic_or_partition
-
-
-def _describe(wire: Wire, topic: str, partition: int) -> dict[int, tuple[int, int]] | ErrorCode:
-    """Epoch and last sequence by id."""
-    schema = load_request_schema(DESCRIBE_PRODUCERS, 0)
-    asked = {"topics": [{"name": topic, "partition_indexes": [partition]}]}
-    found = wire.ask(frames.entity(schema, asked)).topics[0].partitions[0]
-    if found.error_code is not NONE:
-        error: ErrorCode = found.error_code
-        return error
-    for one in found.active_producers:
-        assert (one.coordinator_epoch, one.current_txn_start_offset) == (-1, -1)
-        assert one.last_timestamp > 0
-    return {one.producer_id: (one.producer_epoch, one.last_sequence) for one in found.active_producers}
+            assert wire.producers(topic, 0) == expected
+            assert other.producers(topic, 0) == expected
+            assert wire.producers(topic, 1) is ErrorCode.unknown_topic_or_partition
+            assert wire.producers("no-such-topic", 0) is ErrorCode.unknown_topic_or_partition
 
 
 def test_one_who_has_just_started_knows_it_all(cluster: BrokerCluster) -> None:
@@ -450,7 +435,7 @@ def test_more_producers_than_are_kept(embedded: BrokerCluster) -> None:
             for number in range(start, start + ahead):
                 assert wire.receive_produced() == (NONE, number)
         assert embedded.a.rss_bytes() < before + MANY_PRODUCERS_BYTES
-        known = _describe(wire, topic, 0)
+        known = wire.producers(topic, 0)
         assert isinstance(known, dict)
         assert set(known) == set(range(first_id + count - kept, first_id + count))
     for address in (embedded.a.address, embedded.b.address):

@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from kio.schema.describe_producers.v0 import request as describe_producers
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import request as fetch
 from kio.schema.find_coordinator.v4 import request as find_coordinator
@@ -107,6 +108,18 @@ class Wire:
         answer = self.ask(find_coordinator.FindCoordinatorRequest(coordinator_keys=(group,)))
         assert answer.coordinators[0].error_code is ErrorCode.none
         return int(answer.coordinators[0].node_id)
+
+    def producers(self, topic: str, partition: int) -> dict[int, tuple[int, int]] | ErrorCode:
+        """Epoch and last sequence by id."""
+        asked = describe_producers.TopicRequest(name=_name(topic), partition_indexes=(_int(partition),))
+        answer = self.ask(describe_producers.DescribeProducersRequest(topics=(asked,)))
+        found = answer.topics[0].partitions[0]
+        if found.error_code is not ErrorCode.none:
+            return ErrorCode(found.error_code)
+        for one in found.active_producers:
+            assert (one.coordinator_epoch, one.current_txn_start_offset) == (-1, -1)
+            assert one.last_timestamp > 0
+        return {one.producer_id: (one.producer_epoch, one.last_sequence) for one in found.active_producers}
 
     def close(self) -> None:
         self._frames.socket.close()
