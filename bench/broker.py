@@ -241,8 +241,8 @@ def idempotence_cases(scale: Scale) -> Iterator[Case]:
         yield Case(
             f"{IDEMPOTENCE}librdkafka {load}",
             load.partitions,
-            produce_librdkafka(shorter, load, PLAIN),
-            idempotent=produce_librdkafka(shorter, load, IDEMPOTENT),
+            produce_librdkafka(shorter, load, PLAIN, primed=True),
+            idempotent=produce_librdkafka(shorter, load, IDEMPOTENT, primed=True),
             quick=load in QUICK_LOADS,
         )
     # With default batches Java takes long for few records.
@@ -259,12 +259,14 @@ def idempotence_cases(scale: Scale) -> Iterator[Case]:
 
 
 def produce_librdkafka(
-    scale: Scale, load: Load, properties: Mapping[str, object]
+    scale: Scale, load: Load, properties: Mapping[str, object], primed: bool = False
 ) -> Callable[[Broker, str], Measured]:
     given = {**(LARGE["librdkafka"] if load.large else {}), **properties}
 
     def measure(broker: Broker, topic: str) -> Measured:
-        task = Produce(broker.address, topic, load.size, seconds=scale.seconds, properties=given)
+        task = Produce(
+            broker.address, topic, load.size, seconds=scale.seconds, primed=primed, properties=given
+        )
         return seen(run_client(task))
 
     return measure

@@ -40,7 +40,8 @@ class Produce:
     """Sends as fast as it can, or with `rate` so many records per second, each with the time it was due.
 
     `partitions` take turns; without them librdkafka chooses. `timed` tells how long requests took, which is
-    all a producer at full speed can tell of latency: the rest is the length of its own queue.
+    all a producer at full speed can tell of latency: the rest is the length of its own queue. `primed` sends
+    one record before the clock runs: librdkafka may take half a second to get an idempotent producer its id.
     """
 
     address: str
@@ -51,6 +52,7 @@ class Produce:
     rate: float | None = None
     partitions: Sequence[int] = ()
     timed: bool = False
+    primed: bool = False
     properties: dict[str, Any] = field(default_factory=dict)
 
 
@@ -78,6 +80,7 @@ class Result:
     started_ns: int
     ended_ns: int
     latencies_ms: dict[str, float] = field(default_factory=dict)  # p50, p99, max
+    primed: int = 0  # records before the clock ran, besides `records`
 
     @property
     def seconds(self) -> float:
@@ -107,13 +110,16 @@ def produce(task: Produce) -> Result:
         }
     )
     producer.list_topics(task.topic, timeout=30)
+    if task.primed:
+        producer.produce(task.topic, _payload(task.size), partition=(task.partitions or (ANY_PARTITION,))[0])
+        producer.flush(60)
     started = time.monotonic_ns()
     sent = _send_paced(producer, task, started) if task.rate else _send(producer, task, started)
     left = producer.flush(120)
     ended = time.monotonic_ns()
     if errors or left:
         raise SystemExit(f"{len(errors)} records failed, {left} got no answer: {errors[:1]}")
-    return Result(sent, sent * task.size, started, ended, round_trips(statistics))
+    return Result(sent, sent * task.size, started, ended, round_trips(statistics), int(task.primed))
 
 
 def round_trips(statistics: Sequence[str]) -> dict[str, float]:

@@ -156,7 +156,7 @@ def run_round(partitions: int, same: bool, url: Url, directory: Path, seconds: f
             stack.enter_context(running(broker))
         stack.enter_context(topic_on(brokers[0], TOPIC, count))
         sent = produce_at_once(brokers, partitions, same, seconds)
-        acknowledged = sum(one.records for one in sent)
+        acknowledged = sum(one.records + one.primed for one in sent)
         for broker, zone in zip(brokers, ZONES, strict=True):
             reading = Consume(
                 broker.address,
@@ -188,6 +188,7 @@ def produce_at_once(
                 seconds=seconds,
                 partitions=list(range(first, first + partitions)),
                 timed=True,
+                primed=True,
                 properties={"enable.idempotence": True, "client.id": f"zone_id={zone}"},
             )
             producers.append(stack.enter_context(client(task)))
