@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dray.errors import DrayError, ReadAgain, VersionConflict
+from dray.errors import CorruptStore, DrayError, ReadAgain, VersionConflict
 from dray.index.entry import Kind, Placed, WalChunk, is_decided
 from dray.index.fold import EXPIRATION_MS, Fold, Verdict, decode, encode
 from dray.metadata.store import Expect, MetadataStore, Position
@@ -41,7 +41,7 @@ INLINE_BYTES = 2 * 2**10
 # Of all streams together; with five batches each, about 1 KiB a producer.
 MAX_PRODUCERS = 50_000
 # An empty fold is not free either.
-STREAM_WEIGHT = 4
+STREAM_WEIGHT = 1
 # Entries of one stream that nobody has resolved: more than a broker leaves behind when it dies.
 MAX_UNDECIDED = 1_024
 # Ends of acknowledged writes that are remembered, by stream.
@@ -277,11 +277,14 @@ class StreamFolds:
         if behind_barrier:  # an older snapshot may have nothing left that continues it
             await self._store.barrier(domain)
         record = await self._store.get(domain, snapshot_key(stream_id))
-        if record is None:
-            stream = _Stream(Fold(self.expiration_ms), None, 0)
-        else:
-            fold = await self._decoded(record.value)
-            stream = _Stream(fold, record.version, fold.end)
+        fold = Fold(self.expiration_ms)
+        if record is not None:
+            try:
+                fold = await self._decoded(record.value)
+            except CorruptStore as error:
+                # It only saves reading. If the entries it stood for are gone, that will be noticed.
+                log.error("stream %016x is folded from its beginning: %s", stream_id, error)
+        stream = _Stream(fold, None if record is None else record.version, fold.end)
         stream.weight += len(stream.fold.producers)
         self.drop(stream_id)
         self._streams[stream_id] = stream
