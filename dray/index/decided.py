@@ -231,7 +231,7 @@ class DecidedIndex(OffsetIndex):
                     return
                 placed = found
             else:
-                log.info("stream %016x: resolved the entry at %d", stream_id, placed.end_offset)
+                log.debug("stream %016x: resolved the entry at %d", stream_id, placed.end_offset)
                 self._cache.add(self._domain_of(stream_id), began, [done])
                 self.folds.resolved(done)
                 return

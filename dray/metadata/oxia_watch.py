@@ -99,7 +99,8 @@ class Watches:
     async def _leave(self, subscription: _Subscription) -> None:
         for shard, stream in list(self._streams.items()):
             stream.subscriptions.discard(subscription)
-            if not stream.subscriptions:
+            # Another may have left, and stopped it, while this one waited.
+            if not stream.subscriptions and self._streams.get(shard) is stream:
                 del self._streams[shard]
                 await stream.stop()
 

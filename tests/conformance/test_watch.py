@@ -137,6 +137,20 @@ async def test_many_writers_nothing_missed(store: MetadataStore, another: Metada
         assert ends == sorted(ends), "changes of one sequence arrive in their order"
 
 
+async def test_watches_that_end_together(store: MetadataStore, another: MetadataStore) -> None:
+    """And one that goes on."""
+    together = asyncio.Barrier(12)
+
+    async def watch(domain: int) -> None:
+        async with store.watch(domain):
+            await together.wait()
+
+    async with asyncio.timeout(20), store.watch(D) as left:
+        await asyncio.gather(*(watch(domain % 6) for domain in range(12)))
+        await another.put(D, "end", b"")
+        await until(left, mentions("end"))
+
+
 async def test_closing_the_store_ends_the_watch(store: MetadataStore, another: MetadataStore) -> None:
     async with another.watch(D) as watch:
         await another.close()
