@@ -449,7 +449,7 @@ def send_with_aiokafka(address: str, records: Sequence[ToSend]) -> list[tuple[in
 
     async def send() -> list[tuple[int, int]]:
         async with AIOKafkaProducer(
-            bootstrap_servers=address, enable_idempotence=True, max_batch_size=512, retry_backoff_ms=20
+            bootstrap_servers=address, enable_idempotence=True, max_batch_size=128, retry_backoff_ms=20
         ) as producer:
             sent = [await producer.send(one.topic, one.value, partition=one.partition) for one in records]
             await producer.flush()
@@ -465,7 +465,7 @@ def send_with_kafka_python(address: str, records: Sequence[ToSend]) -> list[tupl
     producer = kafka.KafkaProducer(
         bootstrap_servers=address,
         enable_idempotence=True,
-        batch_size=512,
+        batch_size=128,
         retry_backoff_ms=20,
         reconnect_backoff_ms=20,
     )

@@ -31,7 +31,7 @@ from tests.servers.proxy import Mode, TcpProxy
 ZONES = ("a", "b")
 PARTITIONS = 4
 # Of each producer: before and after each kill, and after each return.
-ACKED_BETWEEN = 1_200
+ACKED_BETWEEN = 1_000
 ONE_IN = 30
 SILENCES = 1
 OTHER_RECORDS = 2_000
