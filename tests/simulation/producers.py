@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import patch
 from uuid import UUID
 
@@ -114,12 +114,7 @@ class Ledger(MemoryStore):
         deletes: Sequence[Delete] = (),
     ) -> AppendResult:
         result = await super().append(domain, entries, puts, deletes)
-        world = self._world
-        for new, assigned in zip(entries, result.entries, strict=True):
-            world.landed.append((decode(new.value), assigned.position.end_records))
-        for put, version in zip(puts, result.puts, strict=True):
-            if version is not None:
-                world.was_put(put.key, put.value)
+        self._world.was_appended(entries, puts, result)
         return result
 
     async def swap(
@@ -139,6 +134,10 @@ class Ledger(MemoryStore):
 
 
 class ProducerWorld(World):
+    domain = D
+    incarnation = INCARNATION
+    streams: tuple[int, ...] = STREAMS
+
     def __init__(self, seed: int, *, strong: bool, expiration_ms: int, trouble: float = 0.15) -> None:
         super().__init__(seed, trouble=trouble, strong=strong)
         self.expiration_ms = expiration_ms
@@ -167,7 +166,14 @@ class ProducerWorld(World):
     def is_committed(self, object_id: UUID) -> bool:
         return self.states.get(record_key(object_id)) is State.COMMITTED
 
-    def was_put(self, key: str, value: bytes) -> None:
+    def was_appended(self, entries: Sequence[NewEntry], puts: Sequence[Put], result: AppendResult) -> None:
+        for new, assigned in zip(entries, result.entries, strict=True):
+            self.landed.append((decode(new.value), assigned.position.end_records))
+        for put, version in zip(puts, result.puts, strict=True):
+            if version is not None:
+                self._was_put(put.key, put.value)
+
+    def _was_put(self, key: str, value: bytes) -> None:
         name = key.rpartition("/")[2]
         if key.startswith(f"{SNAPSHOTS}/"):
             self._check_snapshot(key, int(name, 16), value)
@@ -179,12 +185,12 @@ class ProducerWorld(World):
         self._check(end >= self.snapshots.get(key, 0), f"a snapshot went back to {end} (protocol 16)")
         self.snapshots[key] = max(end, self.snapshots.get(key, 0))
         self.counts["snapshots"] += 1
-        for entry in self.data.domain(D).sequences.get(sequence_of(stream), []):
+        for entry in self.data.domain(self.domain).sequences.get(sequence_of(stream), []):
             placed = place(entry)
             where = placed.entry.where
             if placed.end_offset <= end and isinstance(where, WalChunk):
                 self._check(
-                    is_decided(placed, INCARNATION) and self.is_committed(where.object_id),
+                    is_decided(placed, self.incarnation) and self.is_committed(where.object_id),
                     f"a snapshot at {end} is above the entry at {placed.end_offset} that is not decided"
                     " (protocol 15)",
                 )
@@ -227,6 +233,10 @@ class Fact:
     producer: Producer | None
 
 
+# By stream: start and end of each entry, with its batches, or None if it is void.
+Truth: TypeAlias = dict[int, list[tuple[int, int, list[Fact] | None]]]
+
+
 @dataclass
 class _Known:
     """All that a producer has written in its epoch, as the oracle keeps it."""
@@ -236,9 +246,9 @@ class _Known:
     clock_ms: int
 
 
-def truth(world: ProducerWorld) -> dict[int, list[tuple[int, int, list[Fact] | None]]]:
-    """By stream: start and end of each entry that landed, with its batches, or None if it is void."""
-    streams: dict[int, list[tuple[int, int, list[Fact] | None]]] = {stream: [] for stream in STREAMS}
+def truth(world: ProducerWorld) -> Truth:
+    """Everything that landed, judged from the beginning."""
+    streams: Truth = {stream: [] for stream in world.streams}
     known: dict[tuple[int, int], _Known] = {}
     clocks: Counter[int] = Counter()
     ends: Counter[int] = Counter()
@@ -746,8 +756,8 @@ async def reckon(world: ProducerWorld, book: Book, brokers: list[Broker], rules:
     for broker in world.brokers:
         await stopped(broker.tasks)
     check(not world.violations, "; ".join(world.violations))
-    check_seen(world, book, streams)
-    check_stored(world, streams, ends)
+    check_seen(book, streams)
+    check_stored(world, streams)
     at: dict[int, list[Fact]] = {}
     for fact in (fact for entries in streams.values() for _, _, facts in entries for fact in facts or ()):
         world.counts[fact.kind.value] += 1
@@ -768,9 +778,7 @@ async def reckon(world: ProducerWorld, book: Book, brokers: list[Broker], rules:
         check(starts == sorted(starts), f"{ids} were written in this order, and are at {starts}")
 
 
-def check_seen(
-    world: ProducerWorld, book: Book, streams: dict[int, list[tuple[int, int, list[Fact] | None]]]
-) -> None:
+def check_seen(book: Book, streams: Truth) -> None:
     real: dict[tuple[int, int], int | None] = {}
     for stream, entries in streams.items():
         for start, end, facts in entries:
@@ -783,23 +791,22 @@ def check_seen(
         check(real.get(place_) == ident, f"{place_}: readers saw {ident}, and {real.get(place_)} is there")
 
 
-def check_stored(
-    world: ProducerWorld,
-    streams: dict[int, list[tuple[int, int, list[Fact] | None]]],
-    ends: dict[int, int],
-) -> None:
+def check_stored(world: ProducerWorld, streams: Truth) -> None:
     """Every stored entry says what the oracle says (protocol 2)."""
     for stream, entries in streams.items():
+        end = entries[-1][1] if entries else 0
         by_end = {end: facts for _, end, facts in entries}
-        stored = place_all(world.data.domain(D).sequences.get(sequence_of(stream), []))
-        check((stored[-1].end_offset if stored else 0) == ends[stream], "the tail of a sequence is gone")
+        stored = place_all(world.data.domain(world.domain).sequences.get(sequence_of(stream), []))
+        check((stored[-1].end_offset if stored else 0) == end, "the tail of a sequence is gone")
         for placed in stored:
             where = placed.entry.where
             if not isinstance(where, WalChunk):
                 continue
             facts = by_end[placed.end_offset]
             check(facts is not None, f"stream {stream} at {placed.end_offset}: fenced, and has no mark")
-            check(is_decided(placed, INCARNATION), f"stream {stream} at {placed.end_offset}: not decided")
+            check(
+                is_decided(placed, world.incarnation), f"stream {stream} at {placed.end_offset}: not decided"
+            )
             kinds = [fact.kind for fact in facts or ()]
             if where.verdicts:
                 world.counts["unresolved"] += 1
