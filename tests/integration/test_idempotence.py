@@ -62,7 +62,7 @@ async def _start_pair(
     for zone, proxy in proxies.items():
         await proxy.start()
         # A short session, so that the clients of one who dies are sent to the other soon.
-        settings = {"advertise": proxy.address, "broker.session.timeout.ms": 2000}
+        settings = {"advertise": proxy.address, "broker.session.timeout.ms": 2000, "log.level": "debug"}
         broker = DrayBroker(directory, metadata=metadata, objects=objects, zone=zone, settings=settings)
         proxy.target = broker.address
         brokers[zone] = broker
