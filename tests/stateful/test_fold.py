@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dray.index import fold as fold_module
-from dray.index.entry import BatchIndex, IndexEntry, Placed, Producer, Void, WalChunk
-from dray.index.fold import Fold, Kind, Verdict, decode, encode
+from dray.index.entry import BatchIndex, IndexEntry, Kind, Placed, Producer, Void, WalChunk
+from dray.index.fold import Fold, Verdict, decode, encode
 from tests.index_entries import INCARNATION, STREAM
 
 LIMIT_MS = 100
