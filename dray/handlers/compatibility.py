@@ -174,6 +174,10 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         "Idempotence: the answer to a duplicate has a log-append time where the topic has one, and it is the"
         " present time; Kafka's has the newest timestamp of the original, on any topic.",
         "Idempotence: a producer id without an epoch is INVALID_RECORD; Kafka takes the batch.",
+        "Idempotence: five batches back are known for certain as duplicates. An older one is out of order, or"
+        " a duplicate at a broker that is behind, with the right offset either way.",
+        "Idempotence: a broker that has just started reads what producers wrote to a partition before it"
+        " takes more; where that takes seconds, it says KAFKA_STORAGE_ERROR meanwhile.",
     ),
     1: (
         "Version 18 is for replicas of KRaft and not served.",
