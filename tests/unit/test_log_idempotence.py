@@ -598,7 +598,7 @@ class TestSnapshots:
         await b.folds.close()
         record = await b.store.get(DOMAIN, snapshot_key(S))
         assert record is not None
-        assert decode(record.value).end >= 10
+        assert decode(record.value).end >= 5
 
     async def test_one_that_cannot_be_put_does_no_harm(self, world: World) -> None:
         a = await world.broker()
