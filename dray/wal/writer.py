@@ -64,6 +64,7 @@ from dray.index.entry import Kind, Placed, Producer, WalChunk, place, sequence_o
 from dray.index.fold import OK, Fold, Verdict
 from dray.metadata.store import AppendResult, Delete, Expect, MetadataStore, NewEntry, Put
 from dray.objectstore.store import ObjectStore
+from dray.producers.broken import Broken
 from dray.producers.folds import StreamFolds
 from dray.wal.assemble import Assembled, Identity, assemble
 from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher, check_pending
@@ -102,10 +103,6 @@ CATCH_UP_S = 3.0
 SPARE_S = 60.0
 # What stating a start adds to an entry, at most.
 EXPECTED_START_BYTES = 11
-# Producers whose last batch this writer failed, and how many later ones fail alike: as many as a client may
-# have in flight.
-MAX_BROKEN = 10_000
-FAIL_ALIKE = 5
 REFUSALS: dict[Kind, type[SequenceError]] = {
     Kind.OUT_OF_ORDER: OutOfOrderSequence,
     Kind.STALE_EPOCH: StaleEpoch,
@@ -186,7 +183,7 @@ class WalWriter:
         self.on_commit = on_commit
         self.folds = folds
         self.resolve = resolve
-        self.broken = _Broken()
+        self.broken = Broken()
         self.counts = Counts()
         self._max_buffer_bytes = max_buffer_bytes
         self._free_bytes = max_buffer_bytes
@@ -232,11 +229,12 @@ class WalWriter:
         handle = pending.handle
         refusal = REFUSALS.get(verdict.kind)
         if refusal is None:
-            self.broken.mend(pending)
+            self.broken.mend(pending.stream_id, pending.producer)
             if not handle.done():
                 handle.set_result(Committed(start, start + pending.records))
         elif not handle.done():
-            if verdict.kind in DOUBTFUL and self.broken.is_broken(pending):
+            assert pending.producer is not None, "others have no sequence"
+            if verdict.kind in DOUBTFUL and self.broken.fails_alike(pending.stream_id, pending.producer):
                 handle.set_exception(NotCommitted("an earlier batch of this producer was not committed"))
             else:
                 handle.set_exception(refusal(f"{verdict.kind.value}: {pending.producer}"))
@@ -274,7 +272,8 @@ class WalWriter:
         """Whoever gave up waiting for room holds no bytes, nor those behind."""
         waited = self._waiting.pop(answer, None)
         if waited is not None:
-            self.broken.add(waited[1])
+            _, pending = waited
+            self.broken.add(pending.stream_id, pending.producer)
             self._admit()
 
     def _admit(self) -> None:
@@ -285,7 +284,7 @@ class WalWriter:
                 break
             self._waiting.popitem(last=False)
             if answer.done():  # cancelled while it waited
-                self.broken.add(pending)
+                self.broken.add(pending.stream_id, pending.producer)
                 continue
             pipeline = self._pipelines.get(domain)
             if pipeline is None:
@@ -295,37 +294,6 @@ class WalWriter:
                 continue
             self._free_bytes -= pending.size_bytes
             pipeline.add(pending)
-
-
-class _Broken:
-    """Producers of whom a batch was not committed here: what follows it is no gap of the client's making.
-
-    Bounded twice: the oldest are forgotten, and each is good for as many answers as batches can have been on
-    their way behind the one that failed.
-    """
-
-    def __init__(self) -> None:
-        self._left: OrderedDict[tuple[int, int], int] = OrderedDict()
-
-    def add(self, pending: Pending) -> None:
-        if pending.producer is not None:
-            key = pending.stream_id, pending.producer.id
-            self._left[key] = FAIL_ALIKE
-            self._left.move_to_end(key)
-            if len(self._left) > MAX_BROKEN:
-                self._left.popitem(last=False)
-
-    def mend(self, pending: Pending) -> None:
-        if pending.producer is not None:
-            self._left.pop((pending.stream_id, pending.producer.id), None)
-
-    def is_broken(self, pending: Pending) -> bool:
-        assert pending.producer is not None, "others have no sequence"
-        key = pending.stream_id, pending.producer.id
-        left = self._left.pop(key, 0)
-        if left > 1:
-            self._left[key] = left - 1
-        return left > 0
 
 
 class _Step(enum.Enum):
@@ -483,7 +451,7 @@ class _Pipeline:
         """Batches whose callers have gone while a store was away: they will write them again."""
         for pending in sealed.pending:
             if pending.handle.done():
-                self._writer.broken.add(pending)
+                self._writer.broken.add(pending.stream_id, pending.producer)
         sealed.pending = [pending for pending in sealed.pending if not pending.handle.done()]
         if not sealed.pending:
             raise NotCommitted("nobody waits for it any more")
@@ -879,7 +847,7 @@ class _Pipeline:
         self._over(sealed)
 
     def _give_up(self, pending: Pending, error: DrayError) -> None:
-        self._writer.broken.add(pending)
+        self._writer.broken.add(pending.stream_id, pending.producer)
         _refuse([pending], error, error.__cause__)
 
     def _fail_all(self, failed: Sequence[_Object], error: DrayError, cause: BaseException | None) -> None:
@@ -889,7 +857,7 @@ class _Pipeline:
     def _fail(self, sealed: _Object, error: DrayError, cause: BaseException | None) -> None:
         if sealed.step is not _Step.OVER:
             for pending in sealed.pending:
-                self._writer.broken.add(pending)
+                self._writer.broken.add(pending.stream_id, pending.producer)
             _refuse(sealed.pending, error, cause)
             self._over(sealed)
 
