@@ -6,6 +6,7 @@ garbage like any object that was never committed.
 
 Entries of streams that have producers state where they expect to start: the end of the draft they were judged
 by. Within one append they follow each other, so the second of a stream expects to start behind the first.
+A part that has nothing to send may still have to wait for one that has: `rests_on`.
 """
 
 from __future__ import annotations
@@ -91,6 +92,20 @@ def draft_part(
     if not entries:
         return Part((), (), (), (), verdicts, failed)
     return Part(indexed, entries, puts, assembled.deletes, verdicts, failed)
+
+
+def rests_on(part: Part, sent: Iterable[Part]) -> bool:
+    """Whether some batch of it is a duplicate of one that is about to be sent, and may yet fail with it."""
+    starts: dict[int, int] = {}
+    for before in sent:
+        for entry in before.indexed:
+            if entry.expected_start is not None:
+                starts.setdefault(entry.stream_id, entry.expected_start)
+    return any(
+        verdict.offset is not None and stream_id in starts and verdict.offset >= starts[stream_id]
+        for stream_id, verdicts in part.verdicts.items()
+        for verdict in verdicts
+    )
 
 
 def as_it_landed(

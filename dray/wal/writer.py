@@ -68,7 +68,7 @@ from dray.producers.broken import Broken
 from dray.producers.folds import StreamFolds
 from dray.wal.assemble import Assembled, Identity, assemble
 from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher, check_pending
-from dray.wal.draft import Part, as_it_landed, draft_part, producer_streams
+from dray.wal.draft import Part, as_it_landed, draft_part, producer_streams, rests_on
 from dray.wal.format import object_path
 from dray.wal.objects import (
     Marker,
@@ -653,7 +653,7 @@ class _Pipeline:
             parts = await self._judged(chosen, failed)
             sent: list[tuple[_Object, Part]] = []
             for sealed, part in zip(chosen, parts, strict=True):
-                if part.entries or _rests_on(part, sent):
+                if part.entries or rests_on(part, [before for _, before in sent]):
                     sent.append((sealed, part))
                 else:  # nothing of it is new
                     self._answer(sealed, part, (), {})
@@ -866,20 +866,6 @@ class _Pipeline:
         self._writer.release(sealed.size_bytes)
         sealed.pending = []
         sealed.assembled = None
-
-
-def _rests_on(part: Part, sent: _Sent) -> bool:
-    """Whether some batch of it is a duplicate of one that is about to be sent, and may yet fail with it."""
-    starts: dict[int, int] = {}
-    for _, before in sent:
-        for entry in before.indexed:
-            if entry.expected_start is not None:
-                starts.setdefault(entry.stream_id, entry.expected_start)
-    return any(
-        verdict.offset is not None and stream_id in starts and verdict.offset >= starts[stream_id]
-        for stream_id, verdicts in part.verdicts.items()
-        for verdict in verdicts
-    )
 
 
 def _operations(sent: _Sent) -> tuple[list[NewEntry], list[Put], list[Delete]]:

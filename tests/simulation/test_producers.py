@@ -290,7 +290,7 @@ BROKEN: dict[str, tuple[Plot, Rules]] = {
     "5 MovesOverGaps": (WEAK, Rules(folds=MovesOverGaps)),
     "6 Resends": (WEAK, Rules(pipeline=Resends)),
     "6 DecidesByReading": (WEAK, Rules(pipeline=DecidesByReading)),
-    "7 AnswersFromTheDraft": (STRONG, patched(writer_module, "_rests_on", lambda part, sent: False)),
+    "7 AnswersFromTheDraft": (STRONG, patched(writer_module, "rests_on", lambda part, sent: False)),
     "7 LosesCallers": (WEAK, Rules(pipeline=LosesCallers)),
     "8 AnswersWithoutFolding": (CONTENDED, Rules(folds=AnswersWithoutFolding)),
     "9 VoidChangesState": (STRONG, patched(fold_module, "_judge", VoidChangesState.judge)),
