@@ -7,13 +7,12 @@ carries every object that is uploaded by then (protocol 3, 19).
 Every object has its marker before it is put. An append brings the markers of the next objects along, so that
 these need not wait for one; only the first of an idle writer does.
 
-Batches of idempotent producers are judged by the fold of their stream right before each append, with nothing
+Batches of idempotent producers are judged right before each append (`dray/wal/judging.py`), with nothing
 awaited between that and sending it (protocol 4). What is not ok is left out: a duplicate is answered with its
 old offset, anything else with an error. An entry states where the fold ends. If it starts there, nobody came
 in between and the judgement holds; if not, where the store let it in all the same, its callers are answered
-by what the fold says of it there, and the verdicts are stored. A gap is told only behind a barrier, and not
-at all where this writer has just failed an earlier batch of the same producer: then the later ones fail
-alike.
+by what the fold says of it there, and the verdicts are stored. A gap is not told where this writer has just
+failed an earlier batch of the same producer: then the later ones fail alike.
 
 What a caller hears is true: `Committed` only after the append was acknowledged and the object's record is
 COMMITTED; `NotCommitted` only if nothing of it is, nor ever will be; `CommitUnknown` if the store stayed
@@ -33,17 +32,15 @@ import enum
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
 from dray.errors import (
     AccessDenied,
     CommitUnknown,
-    CorruptStore,
     DrayError,
     InvalidRequest,
     MetadataError,
@@ -60,16 +57,17 @@ from dray.errors import (
     UnknownProducer,
     VersionConflict,
 )
-from dray.index.entry import Kind, Placed, Producer, WalChunk, place, sequence_of, stream_of
-from dray.index.fold import OK, Fold, Verdict
+from dray.index.entry import Kind, Placed, Producer, WalChunk, place, sequence_of
+from dray.index.fold import OK, Verdict
 from dray.metadata.store import AppendResult, Delete, Expect, MetadataStore, NewEntry, Put
 from dray.objectstore.store import ObjectStore
 from dray.producers.broken import Broken
 from dray.producers.folds import StreamFolds
 from dray.wal.assemble import Assembled, Identity, assemble
 from dray.wal.batcher import Pending, PendingBatch, SegmentBatcher, check_pending
-from dray.wal.draft import Part, as_it_landed, draft_part, producer_streams, rests_on
+from dray.wal.draft import Part, producer_streams, rests_on
 from dray.wal.format import object_path
+from dray.wal.judging import DOUBTFUL, Judge, because
 from dray.wal.objects import (
     Marker,
     ObjectRecord,
@@ -97,8 +95,6 @@ NO_EFFECT = (Unavailable, TooLarge, StoreFull, InvalidRequest, AccessDenied, NoS
 SETTLE_S = 15.0
 SETTLE_PAUSE_S = 0.1
 MAX_STEPS_BACK = 1_000
-# How long an append waits for the folds of its streams: the others in it wait too.
-CATCH_UP_S = 3.0
 # Markers put ahead are used within this time, far below the age at which a collector looks at them.
 SPARE_S = 60.0
 # What stating a start adds to an entry, at most.
@@ -108,8 +104,6 @@ REFUSALS: dict[Kind, type[SequenceError]] = {
     Kind.STALE_EPOCH: StaleEpoch,
     Kind.UNKNOWN_PRODUCER: UnknownProducer,
 }
-# Verdicts that a stale fold may give wrongly.
-DOUBTFUL = (Kind.OUT_OF_ORDER, Kind.UNKNOWN_PRODUCER)
 
 
 async def _leave_to_others(_: Placed) -> None: ...
@@ -346,13 +340,13 @@ class _Pipeline:
         self._writer = writer
         self._metadata = writer.metadata
         self._domain = domain
+        self._judge = Judge(writer.folds)
         self._loop = asyncio.get_running_loop()
         self._batcher = SegmentBatcher(writer.target_bytes, writer.linger_ms, writer.metadata.limits)
         self._on_way: deque[_Object] = deque()  # in the order they were sealed
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._spares: deque[_Spare] = deque()  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
-        self._behind: dict[int, asyncio.Task[Fold]] = {}  # streams that are being folded
         self._committing = False
         self._poked = False
         self.stopped = False
@@ -372,8 +366,7 @@ class _Pipeline:
             self._seal()
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for read in self._behind.values():
-            read.cancel()
+        self._judge.close()
         spares, self._spares = self._spares, deque()
         if spares:
             with suppress(MetadataError):  # a collector will find them
@@ -534,80 +527,6 @@ class _Pipeline:
             chosen.append(sealed)
         return chosen
 
-    async def _judged(self, chosen: Sequence[_Object], failed: dict[int, DrayError]) -> list[Part]:
-        """What of each object is to be sent. Between taking the drafts and returning nothing is awaited.
-
-        Nothing of the streams of `failed`, to which those are added whose folds are not at hand.
-        """
-        folds = self._writer.folds
-        streams = {stream for sealed in chosen for stream in producer_streams(sealed.parts)} - failed.keys()
-        if folds is None or not streams:
-            return [draft_part(sealed.parts, {}, failed) for sealed in chosen]
-        held = {
-            stream: fold
-            for stream in streams
-            if stream not in self._behind and (fold := folds.current(stream)) is not None
-        }
-        behind = [stream for stream in streams if stream not in held]
-        if behind:
-            await self._catch_up(folds, behind, held, failed)
-        certain: set[int] = set()
-        while True:
-            drafts = {stream: fold.draft() for stream, fold in held.items()}
-            parts = [draft_part(sealed.parts, drafts, failed) for sealed in chosen]
-            doubtful = {
-                stream
-                for part in parts
-                for stream, verdicts in part.verdicts.items()
-                if any(verdict.kind in DOUBTFUL for verdict in verdicts)
-            } - certain
-            if not doubtful:
-                return parts
-            await self._catch_up(folds, doubtful, held, failed, fresh=True)
-            certain |= doubtful
-
-    async def _catch_up(
-        self,
-        folds: StreamFolds,
-        streams: Collection[int],
-        held: dict[int, Fold],
-        failed: dict[int, DrayError],
-        *,
-        to: int = 0,
-        fresh: bool = False,
-    ) -> None:
-        """Side by side. A stream that cannot be folded fails alone: others are in the same objects.
-
-        So does one with too much to be folded. That goes on, and until it is done, all that is written to the
-        stream fails at once.
-        """
-        reads = {}
-        for stream in streams:
-            if stream not in self._behind:
-                reads[stream] = self._loop.create_task(folds.catch_up(stream, to=to, fresh=fresh))
-                self._behind[stream] = reads[stream]
-                reads[stream].add_done_callback(partial(self._has_caught_up, stream))
-        if reads:
-            await asyncio.wait(reads.values(), timeout=CATCH_UP_S)
-        for stream in streams:
-            read = reads.get(stream)
-            if read is None or not read.done():
-                failure: DrayError = NotCommitted("what was written before is still being read")
-            elif (error := read.exception()) is None:
-                held[stream] = read.result()
-                continue
-            elif isinstance(error, DrayError):
-                failure = _because(NotCommitted("what was written before is not at hand"), error)
-            else:
-                raise error
-            held.pop(stream, None)
-            failed[stream] = failure
-
-    def _has_caught_up(self, stream_id: int, done: asyncio.Task[Fold]) -> None:
-        del self._behind[stream_id]
-        if not done.cancelled():
-            done.exception()  # nobody may be left who waits for it
-
     def _mark_ahead(
         self, entries: Sequence[NewEntry], puts: list[Put], deletes: Sequence[Delete]
     ) -> list[_Spare]:
@@ -650,7 +569,7 @@ class _Pipeline:
         failed: dict[int, DrayError] = {}  # streams
         while chosen:
             began = self._writer.clock()
-            parts = await self._judged(chosen, failed)
+            parts = await self._judge.judged([sealed.parts for sealed in chosen], failed)
             sent: list[tuple[_Object, Part]] = []
             for sealed, part in zip(chosen, parts, strict=True):
                 if part.entries or rests_on(part, [before for _, before in sent]):
@@ -668,7 +587,7 @@ class _Pipeline:
             except StartConflict as conflict:
                 # Others came first, and nothing happened: judge by what they wrote.
                 self._writer.counts.start_conflicts += 1
-                await self._follow(conflict, deadline, failed)
+                await self._judge.follow(conflict, deadline, failed)
             except VersionConflict as conflict:
                 # Of a store where that fails the whole append: nothing happened, the others may try again.
                 fenced = [s for s in chosen if record_key(s.id) == conflict.key]
@@ -685,20 +604,6 @@ class _Pipeline:
                 self._spares += spares
                 await self._acknowledge(sent, result, began)
                 return
-
-    async def _follow(self, conflict: StartConflict, deadline: float, failed: dict[int, DrayError]) -> None:
-        """Fold what came in between. A stream that others are always faster in fails alone, in the end."""
-        stream_id = stream_of(conflict.sequence)
-        folds = self._writer.folds
-        assert stream_id is not None, "nothing else states a start"
-        assert folds is not None, "without them no start is stated"
-        if conflict.actual > conflict.expected and self._loop.time() < deadline:
-            await self._catch_up(folds, [stream_id], {}, failed, to=conflict.actual)
-            return
-        if conflict.actual < conflict.expected:
-            folds.drop(stream_id)
-            log.critical("stream %016x ends at %d, not %d", stream_id, conflict.actual, conflict.expected)
-        failed[stream_id] = _because(NotCommitted("the append failed"), conflict)
 
     async def _acknowledge(self, sent: _Sent, result: AppendResult, began: int) -> None:
         ends = iter(result.entries)
@@ -784,27 +689,15 @@ class _Pipeline:
         failed = dict(part.failed)
         for one in placed:
             try:
-                await self._fold(part, one, settled)
+                verdicts = await self._judge.fold(part, one)
             except DrayError as error:
-                failed[one.entry.stream_id] = _because(CommitUnknown(f"object {sealed.path}"), error)
+                failed[one.entry.stream_id] = because(CommitUnknown(f"object {sealed.path}"), error)
+                continue
+            if verdicts is not None:
+                settled[one.entry.stream_id] = verdicts
+                self._writer.counts.unresolved += 1
+                self._start(self._resolve(one))
         self._answer(sealed, replace(part, failed=failed), placed, settled)
-
-    async def _fold(self, part: Part, placed: Placed, settled: dict[int, tuple[Verdict | None, ...]]) -> None:
-        """Fold an entry. Where others came before it, the verdicts on it are put into `settled`."""
-        folds = self._writer.folds
-        if folds is None:
-            return
-        stream_id, start, expected = placed.entry.stream_id, placed.start_offset, placed.entry.expected_start
-        if stream_id not in part.verdicts or start == expected:
-            folds.own(placed)
-            return
-        if expected is not None and start < expected:
-            folds.drop(stream_id)
-            log.critical("stream %016x began again at %d, not %d", stream_id, start, expected)
-            raise CorruptStore(f"stream {stream_id:016x} began again at {start}")
-        settled[stream_id] = as_it_landed(placed, part.verdicts[stream_id], await folds.settle(placed))
-        self._writer.counts.unresolved += 1
-        self._start(self._resolve(placed))
 
     async def _resolve(self, placed: Placed) -> None:
         """Store the verdicts on an entry of ours. If that fails, others will."""
@@ -874,12 +767,6 @@ def _operations(sent: _Sent) -> tuple[list[NewEntry], list[Put], list[Delete]]:
         [put for _, part in sent for put in part.puts],
         [delete for _, part in sent for delete in part.deletes],
     )
-
-
-def _because(error: DrayError, cause: DrayError) -> DrayError:
-    because = type(error)(f"{error}: {cause}")
-    because.__cause__ = cause
-    return because
 
 
 def _refuse(refused: Sequence[Pending], error: DrayError, cause: BaseException | None) -> None:

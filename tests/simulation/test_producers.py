@@ -31,6 +31,7 @@ from dray.index.fold import LEFT_OUT, OK, Draft, Fold, ProducerState, Verdict
 from dray.metadata.store import Position
 from dray.producers import folds as folds_module
 from dray.producers.folds import StreamFolds, snapshot_key
+from dray.wal import judging as judging_module
 from dray.wal import writer as writer_module
 from tests.simulation.producers import Plot, Rules, play
 from tests.simulation.test_readers import CountsEverything, TakesAbsentForCommitted
@@ -297,7 +298,7 @@ BROKEN: dict[str, tuple[Plot, Rules]] = {
     "9 TakesAnyBeginning": (STRONG, patched(fold_module, "_judge", takes_any_beginning)),
     "9 TakesOlderEpochs": (CONTENDED, patched(fold_module, "_judge", takes_older_epochs)),
     "9 ForgetsDuplicates": (STRONG, patched(fold_module, "_judge", forgets_duplicates)),
-    "10 TellsGapsAtOnce": (WEAK, patched(writer_module, "DOUBTFUL", ())),
+    "10 TellsGapsAtOnce": (WEAK, patched(judging_module, "DOUBTFUL", ())),
     "11 AcknowledgesFenced": (WEAK, Rules(pipeline=AcknowledgesFenced)),
     "11 TwoObjectsOfOneStream": (WEAK, Rules(pipeline=TwoObjectsOfOneStream)),
     "12 CountsEverything": (WEAK, Rules(witness=CountsEverything)),

@@ -14,7 +14,7 @@ from dray.index.entry import Placed
 from dray.index.fold import Verdict
 from dray.metadata.store import AppendResult
 from dray.producers.folds import INLINE_BYTES, snapshot_key
-from dray.wal import writer
+from dray.wal import judging
 from dray.wal.objects import ObjectRecord, State, encode_record, record_key
 from dray.wal.writer import Committed
 from tests.index_entries import INCARNATION
@@ -121,7 +121,7 @@ class TestOneStreamFailsAlone:
     ) -> None:
         a, b = await world.broker(), await world.broker()
         await a.write(0)
-        monkeypatch.setattr(writer, "CATCH_UP_S", 0.0)
+        monkeypatch.setattr(judging, "CATCH_UP_S", 0.0)
         b.store.read_gate.close()
         for _ in range(2):
             plain = asyncio.ensure_future(b.append(S + 2, payload(b"x")))
