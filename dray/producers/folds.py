@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from dray.errors import CorruptStore, DrayError, ReadAgain, VersionConflict
 from dray.index.entry import Kind, Placed, WalChunk, is_decided
@@ -92,7 +93,8 @@ class StreamFolds:
         self._snapshot_entries = snapshot_entries
         self._streams: OrderedDict[int, _Stream] = OrderedDict()  # the one asked for last is last
         self._weight = 0
-        self._locks: dict[int, _Lock] = {}
+        # Of streams that are being caught up with: each is there for as long as somebody holds it or waits.
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self._snapshots: dict[int, asyncio.Task[None]] = {}
         self._acknowledged: OrderedDict[int, int] = OrderedDict()
 
@@ -124,7 +126,7 @@ class StreamFolds:
     async def _catch_up(self, stream_id: int, to: int, fresh: bool = False) -> _Stream:
         if fresh:
             to = max(to, (await self._index.tail(stream_id, fresh=True)).end_records)
-        async with self._lock(stream_id):
+        async with self._locks.setdefault(stream_id, asyncio.Lock()):
             problem: ReadAgain | None = None
             for attempt in range(LOAD_ATTEMPTS):
                 stream = self._streams.get(stream_id)
@@ -331,41 +333,6 @@ class StreamFolds:
                     return
         except DrayError as error:
             log.info("no snapshot of the producers of stream %016x this time: %s", stream_id, error)
-
-    # --- one at a time
-
-    def _lock(self, stream_id: int) -> _Lock:
-        lock = self._locks.get(stream_id)
-        if lock is None:
-            lock = self._locks[stream_id] = _Lock(self._locks, stream_id)
-        return lock
-
-
-class _Lock:
-    """A lock of one stream, which is there for as long as somebody wants it."""
-
-    def __init__(self, locks: dict[int, _Lock], stream_id: int) -> None:
-        self._locks = locks
-        self._stream_id = stream_id
-        self._lock = asyncio.Lock()
-        self._users = 0
-
-    async def __aenter__(self) -> None:
-        self._users += 1
-        try:
-            await self._lock.acquire()
-        except BaseException:
-            self._leave()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-        self._leave()
-
-    def _leave(self) -> None:
-        self._users -= 1
-        if self._users == 0:
-            del self._locks[self._stream_id]
 
 
 def snapshot_key(stream_id: int) -> str:
