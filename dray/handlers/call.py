@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 from dray.cluster_settings import ClusterSettings
-from dray.errors import UnknownPartition, UnknownTopic, UnknownTopicId
+from dray.errors import DrayError, UnknownPartition, UnknownTopic, UnknownTopicId
 from dray.index.deletion import RecordDeleter
 from dray.index.lookup import OffsetIndex
 from dray.index.times import TimeIndex
@@ -26,6 +27,10 @@ from dray.topics.configs import ConfigType
 
 NO_THROTTLE = timedelta(0)
 NOBODY = UUID(int=0)  # Kafka's way to say that there is no topic id
+# Partitions of one request that are looked up or changed at once: each asks the store.
+MAX_AT_ONCE = 16
+
+Part = TypeVar("Part")
 
 
 class DescribedSetting(NamedTuple):
@@ -109,6 +114,30 @@ async def find_topic(topics: TopicCatalog, entity: Any) -> Topic:
     if topic is None:
         raise UnknownTopicId(topic_id)
     return topic
+
+
+async def answer_partitions(
+    call: Call,
+    entity: Any,
+    parts: Iterable[Part],
+    answer: Callable[[Call, Topic | DrayError, Part], Awaitable[dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """The answers for `parts` of the topic that `entity` names, in order, some of them sought side by side.
+
+    Where the topic is not found, `answer` gets the error in its place: every partition is told.
+    """
+    topic: Topic | DrayError
+    try:
+        topic = await find_topic(call.services.topics, entity)
+    except DrayError as error:
+        topic = error
+    turns = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def in_turn(part: Part) -> dict[str, Any]:
+        async with turns:
+            return await answer(call, topic, part)
+
+    return await asyncio.gather(*(in_turn(part) for part in parts))
 
 
 def stream_of(topic: Topic, partition: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from dray.errors import DrayError, NotOwner, TimedOut
-from dray.handlers.call import NO_THROTTLE, Call, find_topic, stream_of
+from dray.handlers.call import NO_THROTTLE, Call, answer_partitions, stream_of
 from dray.handlers.errors import code_of
 from dray.protocol.codec import Fields
 from dray.topics.catalog import Topic
@@ -17,8 +17,6 @@ HIGH_WATERMARK = -1
 NO_WATERMARK = -1
 # Clients may ask for less, which no metadata store can do.
 LEAST_TIMEOUT_S = 1.0
-# Partitions at once: each reads and writes the store.
-MAX_DELETIONS = 16
 
 
 async def handle(call: Call) -> Fields:
@@ -26,20 +24,9 @@ async def handle(call: Call) -> Fields:
     asked: dict[str, dict[int, int]] = {}
     for entity in call.body.topics:
         asked.setdefault(entity.name, {}).update((p.partition_index, p.offset) for p in entity.partitions)
-    turns = asyncio.Semaphore(MAX_DELETIONS)
-
-    async def delete(topic: Topic | DrayError, partition: int, offset: int) -> dict[str, Any]:
-        async with turns:
-            return await _partition(call, topic, partition, offset)
-
     topics = []
     for name, offsets in asked.items():
-        topic: Topic | DrayError
-        try:
-            topic = await find_topic(call.services.topics, _Named(name))
-        except DrayError as error:
-            topic = error
-        partitions = await asyncio.gather(*(delete(topic, *each) for each in offsets.items()))
+        partitions = await answer_partitions(call, _Named(name), offsets.items(), _partition)
         topics.append({"name": name, "partitions": partitions})
     return {"throttle_time": NO_THROTTLE, "topics": topics}
 
@@ -49,7 +36,8 @@ class _Named:
         self.name = name
 
 
-async def _partition(call: Call, topic: Topic | DrayError, partition: int, offset: int) -> dict[str, Any]:
+async def _partition(call: Call, topic: Topic | DrayError, asked: tuple[int, int]) -> dict[str, Any]:
+    partition, offset = asked
     answer = {"partition_index": partition, "low_watermark": NO_WATERMARK, "error_code": ErrorCode.none}
     limit_s = max(call.body.timeout.total_seconds(), LEAST_TIMEOUT_S)
     try:

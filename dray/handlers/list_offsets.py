@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from dray.errors import BadRequest, DrayError, NotOwner, UnsupportedRequestValue
-from dray.handlers.call import NO_THROTTLE, Call, find_topic, stream_of
+from dray.handlers.call import NO_THROTTLE, Call, answer_partitions, stream_of
 from dray.handlers.errors import code_of
 from dray.handlers.fetch import check_epoch
 from dray.log.read import LEADER_EPOCH
@@ -20,9 +19,6 @@ EARLIEST = -2
 MAX_TIMESTAMP = -3
 FIRST_WITH_MAX_TIMESTAMP = 7
 
-# Partitions looked up at once: each may read the store.
-MAX_LOOKUPS = 16
-
 
 class _Found(NamedTuple):
     offset: int = -1
@@ -30,20 +26,9 @@ class _Found(NamedTuple):
 
 
 async def handle(call: Call) -> Fields:
-    turns = asyncio.Semaphore(MAX_LOOKUPS)
-
-    async def look_up(topic: Topic | DrayError, part: Any) -> dict[str, Any]:
-        async with turns:
-            return await _partition(call, topic, part)
-
     topics = []
     for entity in call.body.topics:
-        topic: Topic | DrayError
-        try:
-            topic = await find_topic(call.services.topics, entity)
-        except DrayError as error:
-            topic = error
-        partitions = await asyncio.gather(*(look_up(topic, part) for part in _once(entity)))
+        partitions = await answer_partitions(call, entity, _once(entity), _partition)
         topics.append({"name": entity.name, "partitions": partitions})
     return {"throttle_time": NO_THROTTLE, "topics": topics}
 

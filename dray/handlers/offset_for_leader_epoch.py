@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from dray.errors import DrayError, NotOwner
-from dray.handlers.call import NO_THROTTLE, Call, find_topic, stream_of
+from dray.handlers.call import NO_THROTTLE, Call, answer_partitions, stream_of
 from dray.handlers.errors import code_of
 from dray.handlers.fetch import check_epoch
 from dray.log.read import LEADER_EPOCH
@@ -16,25 +15,12 @@ from dray.protocol.codec import Fields
 from dray.topics.catalog import Topic
 
 UNDEFINED = -1
-# Partitions looked up at once: each reads the store.
-MAX_LOOKUPS = 16
 
 
 async def handle(call: Call) -> Fields:
-    turns = asyncio.Semaphore(MAX_LOOKUPS)
-
-    async def look_up(topic: Topic | DrayError, part: Any) -> dict[str, Any]:
-        async with turns:
-            return await _partition(call, topic, part)
-
     topics = []
     for entity in call.body.topics:
-        topic: Topic | DrayError
-        try:
-            topic = await find_topic(call.services.topics, entity)
-        except DrayError as error:
-            topic = error
-        partitions = await asyncio.gather(*(look_up(topic, part) for part in entity.partitions))
+        partitions = await answer_partitions(call, entity, entity.partitions, _partition)
         topics.append({"topic": entity.topic, "partitions": partitions})
     return {"throttle_time": NO_THROTTLE, "topics": topics}
 
