@@ -34,7 +34,7 @@ bench: setup ## Measure the metadata stores, the write path, and a broker beside
 # The mypy plugins are found through PATH.
 proto: export PATH := $(CURDIR)/$(BIN):$(PATH)
 proto: setup ## Regenerate what the .proto files say
-	python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. dray/metadata/proto/*.proto dray/index/*.proto
+	python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. dray/metadata/proto/*.proto dray/index/*.proto dray/groups/*.proto
 	python -m grpc_tools.protoc -I. --grpc_python_out=. --mypy_grpc_out=. dray/metadata/proto/*.proto
 
 clean: ## Remove what setup and the tools made; data/ stays

@@ -39,6 +39,27 @@ DrayError
 │   ├── InvalidPartitions    choose a number of partitions that this topic can have
 │   ├── InvalidReplication   choose a replication factor that Dray can give
 │   └── InvalidTopicConfig   correct the config it names
+├── GroupError               tell the member, or whoever asked about the group
+│   ├── InvalidGroupId       choose a group id that is not empty
+│   ├── UnknownGroup         there is no such group
+│   ├── GroupNotEmpty        its members have to leave first
+│   ├── GroupFull            it takes no more members
+│   ├── UnknownMember        join again, as a newcomer
+│   ├── MemberIdRequired     join again, with the id that it was given
+│   ├── FencedInstance       another has this instance id now: stop
+│   ├── InconsistentProtocol the members have no protocol in common, or the group has another type
+│   ├── InvalidSessionTimeout choose one that the broker allows
+│   ├── IllegalGeneration    the group went on: join again
+│   ├── RebalanceInProgress  join again
+│   ├── InvalidMemberRequest the request contradicts itself
+│   ├── FencedMemberEpoch    give up all partitions and join again
+│   ├── StaleMemberEpoch     the member went on: try again with its epoch
+│   ├── UnreleasedInstance   another has this instance id still: try again when it left
+│   ├── UnsupportedAssignor  choose one that the broker has
+│   ├── InvalidRegex         write it in the syntax of RE2
+│   ├── MetadataTooLarge     commit less text with the offset
+│   ├── TopicInUse           the group subscribes to it
+│   └── CoordinatorAway      look for the coordinator again
 ├── NodeIdTaken              give this broker another node id, or none
 ├── NotCommitted             nothing was written, nor will be: the client may retry
 ├── ReadAgain                the index was changed while it was read, and says nothing yet
@@ -457,3 +478,91 @@ class InvalidTopicConfig(TopicError):
         self.config = config
         self.value = value
         self.expected = expected
+
+
+class GroupError(DrayError):
+    """Tell the member, or whoever asked about the group."""
+
+
+class InvalidGroupId(GroupError):
+    """Choose a group id that is not empty, and that is not too long."""
+
+
+class UnknownGroup(GroupError):
+    """There is no such group, or none of this type."""
+
+
+class GroupNotEmpty(GroupError):
+    """Its members have to leave first."""
+
+
+class GroupFull(GroupError):
+    """It takes no more members."""
+
+
+class UnknownMember(GroupError):
+    """Join again, as a newcomer."""
+
+
+class MemberIdRequired(GroupError):
+    """Join again, with the id that it was given."""
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__("join again with the member id that is given here")
+        self.member_id = member_id
+
+
+class FencedInstance(GroupError):
+    """Another member has this instance id now: stop."""
+
+
+class InconsistentProtocol(GroupError):
+    """The members have no protocol in common, or the group is of another type."""
+
+
+class InvalidSessionTimeout(GroupError):
+    """Choose a session timeout that the broker allows."""
+
+
+class IllegalGeneration(GroupError):
+    """The group went on: join again."""
+
+
+class RebalanceInProgress(GroupError):
+    """Join again."""
+
+
+class InvalidMemberRequest(GroupError):
+    """The request contradicts itself, or lacks what it needs."""
+
+
+class FencedMemberEpoch(GroupError):
+    """Give up all partitions and join again."""
+
+
+class StaleMemberEpoch(GroupError):
+    """The member went on: try again with its epoch."""
+
+
+class UnreleasedInstance(GroupError):
+    """Another member has this instance id still: try again when it left."""
+
+
+class UnsupportedAssignor(GroupError):
+    """Choose an assignor that the broker has."""
+
+
+class InvalidRegex(GroupError):
+    """Write it in the syntax of RE2."""
+
+
+class MetadataTooLarge(GroupError):
+    """Commit less text with the offset."""
+
+
+class TopicInUse(GroupError):
+    """The group subscribes to it."""
+
+
+class CoordinatorAway(GroupError):
+    """Nothing was decided: look for the coordinator again."""
