@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,30 +16,13 @@ from dray.producers.folds import INLINE_BYTES, snapshot_key
 from dray.wal import judging
 from dray.wal.objects import ObjectRecord, State, encode_record, record_key
 from dray.wal.writer import Committed
+from tests.idempotence_world import Broker, S, World, world_fixture
 from tests.index_entries import INCARNATION
 from tests.log_node import CONFIGS, DOMAIN, Gate, payload, settle, soon
-from tests.unit.test_log_idempotence import Broker, S, World, close
 
-
-@pytest.fixture(params=[True, False], ids=["whole", "each-alone"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    world = World(request.param)
-    yield world
-    await close(world)
-
-
-@pytest.fixture
-async def weak() -> AsyncIterator[World]:
-    world = World(conditions_abort=False)
-    yield world
-    await close(world)
-
-
-@pytest.fixture
-async def strong() -> AsyncIterator[World]:
-    world = World(conditions_abort=True)
-    yield world
-    await close(world)
+world = world_fixture(True, False)
+weak = world_fixture(False)
+strong = world_fixture(True)
 
 
 async def all_of(*writing: Any) -> list[Committed | BaseException]:

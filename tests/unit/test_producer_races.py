@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,30 +12,13 @@ from dray.index.entry import Placed, is_decided
 from dray.index.fold import Fold, decode
 from dray.producers import folds as folds_module
 from dray.producers.folds import snapshot_key
+from tests.idempotence_world import Broker, S, World, world_fixture
 from tests.index_entries import INCARNATION
 from tests.log_node import DOMAIN, payload, settle, soon
-from tests.unit.test_log_idempotence import Broker, S, World, close
 
-
-@pytest.fixture(params=[True, False], ids=["whole", "each-alone"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    world = World(request.param)
-    yield world
-    await close(world)
-
-
-@pytest.fixture
-async def strong() -> AsyncIterator[World]:
-    world = World(conditions_abort=True)
-    yield world
-    await close(world)
-
-
-@pytest.fixture
-async def weak() -> AsyncIterator[World]:
-    world = World(conditions_abort=False)
-    yield world
-    await close(world)
+world = world_fixture(True, False)
+weak = world_fixture(False)
+strong = world_fixture(True)
 
 
 async def never(_: Placed) -> None: ...
