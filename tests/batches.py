@@ -53,3 +53,12 @@ def build_batch(
     if length is None:
         length = 9 + len(covered)
     return struct.pack(">qiibI", base_offset, length, leader_epoch, magic, crc32c(covered)) + covered
+
+
+def end_of(batches: bytes) -> int:
+    """The offset behind the last of adjacent batches; 0 if there are none."""
+    at = end = 0
+    while at < len(batches):
+        end = int.from_bytes(batches[at : at + 8]) + int.from_bytes(batches[at + 23 : at + 27]) + 1
+        at += 12 + int.from_bytes(batches[at + 8 : at + 12])
+    return end

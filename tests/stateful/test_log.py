@@ -23,6 +23,7 @@ from dray.index.entry import Placed, WalChunk, place_all, sequence_of
 from dray.log.read import Got, Want
 from dray.metadata.store import EntryChange
 from dray.objectstore.memory import MemoryObjects
+from tests.batches import end_of
 from tests.conformance.backends import Backend, MemoryBackend
 from tests.index_entries import INCARNATION
 from tests.log_node import DOMAIN, HeldObjects, HeldStore, Node, payload, records_of, soon
@@ -317,20 +318,12 @@ class Machine(RuleBasedStateMachine):
                 records += [record for record in found if record[0] >= at]
                 assert got.records is not None
                 (data,) = got.records.buffers
-                at = self.end_of(bytes(data))
+                at = end_of(bytes(data))
             expected = [(n, model[n]) for n in range(log_start, len(model)) if model[n] is not None]
             assert records == expected
             for gone in range(log_start):
                 (got,) = self.fetched(who, [Want(each, gone, MANY)], MANY)
                 assert isinstance(got.error, OffsetOutOfRange)
-
-    @staticmethod
-    def end_of(data: bytes) -> int:
-        at = end = 0
-        while at < len(data):
-            end = int.from_bytes(data[at : at + 8]) + int.from_bytes(data[at + 23 : at + 27]) + 1
-            at += 12 + int.from_bytes(data[at + 8 : at + 12])
-        return end
 
     @precondition(lambda self: self.written)
     @rule(who=st.integers(0, 1))

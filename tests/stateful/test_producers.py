@@ -33,6 +33,7 @@ from dray.index.fold import EXPIRATION_MS
 from dray.log.read import Want
 from dray.metadata.store import AppendResult, Delete, NewEntry, Position, Put
 from dray.wal.writer import Committed
+from tests.batches import end_of
 from tests.index_entries import INCARNATION
 from tests.log_node import CONFIGS, DOMAIN, HeldObjects, HeldStore, Node, records_of, settle
 from tests.simulation.producers import ProducerWorld, check_stored, truth
@@ -432,14 +433,6 @@ class Machine(RuleBasedStateMachine):
         for node in self.nodes:
             self.call(node.index.close())
             self.call(node.stop())
-
-
-def end_of(data: bytes) -> int:
-    at = end = 0
-    while at < len(data):
-        end = int.from_bytes(data[at : at + 8]) + int.from_bytes(data[at + 23 : at + 27]) + 1
-        at += 12 + int.from_bytes(data[at + 8 : at + 12])
-    return end
 
 
 @pytest.mark.parametrize("strong", [False, True], ids=["each-alone", "whole"])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -66,6 +66,11 @@ class Client:
         return build_batch(producer_id=self._id, producer_epoch=0, base_sequence=sequence)
 
 
+Calls: TypeAlias = list[tuple[object, ...]]
+# One round, by number.
+Play: TypeAlias = Callable[[Node, list[Client], int], Awaitable[None]]
+
+
 @asynccontextmanager
 async def _started(conditions_abort: bool) -> AsyncIterator[tuple[Node, CountingStore]]:
     store = CountingStore(MemoryData(), conditions_abort=conditions_abort)
@@ -77,6 +82,21 @@ async def _started(conditions_abort: bool) -> AsyncIterator[tuple[Node, Counting
         await node.stop()
 
 
+async def plain_and_idempotent(conditions_abort: bool, play: Play, producers: int = 1) -> tuple[Calls, Calls]:
+    """What is asked of the store while rounds are played by such producers, but for the first round."""
+
+    async def calls(ids: Iterable[int]) -> Calls:
+        clients = [Client(producer_id) for producer_id in ids]
+        async with _started(conditions_abort) as (node, store):
+            for number in range(ROUNDS):
+                if number == 1:
+                    store.calls.clear()
+                await play(node, clients, number)
+            return store.calls.copy()
+
+    return await calls([-1] * producers), await calls(range(producers))
+
+
 def test_every_call_is_counted() -> None:
     assert {"append", "get", "put", "delete", "scan", "entries", "tail", "floor", "ceiling", "swap"} <= CALLS
     assert "barrier" in CALLS
@@ -85,18 +105,12 @@ def test_every_call_is_counted() -> None:
 @both
 @pytest.mark.parametrize("producers", [1, 3])
 async def test_one_batch_after_the_other(conditions_abort: bool, producers: int) -> None:
-    async def calls(ids: range) -> list[tuple[object, ...]]:
-        clients = [Client(producer_id) for producer_id in ids]
-        async with _started(conditions_abort) as (node, store):
-            for number in range(ROUNDS):
-                if number == 1:
-                    store.calls.clear()
-                for client in clients:
-                    for stream_id in STREAMS:
-                        await soon(node.append(stream_id, client.batch(stream_id)))
-            return store.calls.copy()
+    async def play(node: Node, clients: list[Client], number: int) -> None:
+        for client in clients:
+            for stream_id in STREAMS:
+                await soon(node.append(stream_id, client.batch(stream_id)))
 
-    plain, idempotent = await calls(range(-producers, 0)), await calls(range(producers))
+    plain, idempotent = await plain_and_idempotent(conditions_abort, play, producers)
     assert idempotent == plain
     assert {name for name, *_ in plain} == {"append"}
     assert len(plain) == (ROUNDS - 1) * producers * len(STREAMS)
@@ -104,21 +118,16 @@ async def test_one_batch_after_the_other(conditions_abort: bool, producers: int)
 
 @both
 async def test_five_in_flight_on_several_streams(conditions_abort: bool) -> None:
-    async def calls(producer_id: int) -> list[tuple[object, ...]]:
-        client = Client(producer_id)
-        async with _started(conditions_abort) as (node, store):
-            for number in range(ROUNDS):
-                if number == 1:
-                    store.calls.clear()
-                sent = [
-                    node.appender.append(stream_id, CONFIGS, client.batch(stream_id)).committed
-                    for _ in range(IN_FLIGHT)
-                    for stream_id in STREAMS
-                ]
-                await soon(asyncio.gather(*sent))
-            return store.calls.copy()
+    async def play(node: Node, clients: list[Client], number: int) -> None:
+        (client,) = clients
+        sent = [
+            node.appender.append(stream_id, CONFIGS, client.batch(stream_id)).committed
+            for _ in range(IN_FLIGHT)
+            for stream_id in STREAMS
+        ]
+        await soon(asyncio.gather(*sent))
 
-    plain, idempotent = await calls(-1), await calls(0)
+    plain, idempotent = await plain_and_idempotent(conditions_abort, play)
     assert idempotent == plain
     assert {name for name, *_ in plain} == {"append"}
 
@@ -127,21 +136,16 @@ async def test_five_in_flight_on_several_streams(conditions_abort: bool) -> None
 async def test_objects_that_are_uploaded_while_one_is_appended(conditions_abort: bool) -> None:
     """Where each record of an append passes or fails alone, those with producers of a stream share none."""
 
-    async def calls(producer_id: int) -> list[tuple[object, ...]]:
-        client = Client(producer_id)
-        async with _started(conditions_abort) as (node, store):
-            for number in range(ROUNDS):
-                if number == 1:
-                    store.calls.clear()
-                sent = []
-                for _ in range(IN_FLIGHT):
-                    sent.append(node.appender.append(STREAMS[0], CONFIGS, client.batch(STREAMS[0])).committed)
-                    for _ in range(number % 4):
-                        await asyncio.sleep(0)
-                await soon(asyncio.gather(*sent))
-            return store.calls.copy()
+    async def play(node: Node, clients: list[Client], number: int) -> None:
+        (client,) = clients
+        sent = []
+        for _ in range(IN_FLIGHT):
+            sent.append(node.appender.append(STREAMS[0], CONFIGS, client.batch(STREAMS[0])).committed)
+            for _ in range(number % 4):
+                await asyncio.sleep(0)
+        await soon(asyncio.gather(*sent))
 
-    plain, idempotent = await calls(-1), await calls(0)
+    plain, idempotent = await plain_and_idempotent(conditions_abort, play)
     assert {name for name, *_ in idempotent} == {name for name, *_ in plain}
     if conditions_abort:
         assert idempotent == plain
@@ -149,20 +153,16 @@ async def test_objects_that_are_uploaded_while_one_is_appended(conditions_abort:
 
 @both
 async def test_readers_at_the_end_cost_nothing_more(conditions_abort: bool) -> None:
-    async def calls(producer_id: int) -> list[tuple[object, ...]]:
-        client = Client(producer_id)
-        async with _started(conditions_abort) as (node, store):
-            for number in range(ROUNDS):
-                if number == 1:
-                    store.calls.clear()
-                await soon(node.append(STREAMS[0], client.batch(STREAMS[0])))
-                want = Want(STREAMS[0], number, 2**20)
-                fetched = await soon(node.reader.fetch([want], min_bytes=1, max_bytes=2**20, max_wait_s=0))
-                assert fetched.partitions[0].high_watermark == number + 1
-                fetched.release()
-            return store.calls.copy()
+    async def play(node: Node, clients: list[Client], number: int) -> None:
+        (client,) = clients
+        await soon(node.append(STREAMS[0], client.batch(STREAMS[0])))
+        want = Want(STREAMS[0], number, 2**20)
+        fetched = await soon(node.reader.fetch([want], min_bytes=1, max_bytes=2**20, max_wait_s=0))
+        assert fetched.partitions[0].high_watermark == number + 1
+        fetched.release()
 
-    assert await calls(0) == await calls(-1)
+    plain, idempotent = await plain_and_idempotent(conditions_abort, play)
+    assert idempotent == plain
 
 
 @both
