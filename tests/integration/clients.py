@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer  # type: ignore[import-untyped]
 from aiokafka import TopicPartition as AioPartition
@@ -23,6 +22,7 @@ from aiokafka.errors import OffsetOutOfRangeError as AioOutOfRange
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from tests.integration import java_clients
+from tests.integration.aio import in_own_loop
 from tests.integration.java_clients import JavaClientError, JavaConsumer, Received, Sent, ToRead, ToSend
 from tests.integration.rdkafka import QUIET
 
@@ -39,7 +39,6 @@ OFFSET_OUT_OF_RANGE = 1
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 Reset: TypeAlias = Literal["earliest", "latest", "none"]
-T = TypeVar("T")
 
 
 class OutOfRange(Exception):
@@ -234,7 +233,7 @@ class Aiokafka:
                 done = await asyncio.gather(*sent, return_exceptions=True)
             return [_answer(one, AioKafkaError) for one in done]
 
-        return _run(send())
+        return in_own_loop(send())
 
     def consume(self, address: str, partitions: Sequence[ToRead], reset: Reset = "none") -> list[Received]:
         async def receive() -> list[Received]:
@@ -253,7 +252,7 @@ class Aiokafka:
                     got += await self._read(consumer, _end(one, start, high))
             return got
 
-        return _run(receive())
+        return in_own_loop(receive())
 
     def tail(
         self, address: str, topic: str, count: int, when_started: Callable[[], object]
@@ -268,7 +267,7 @@ class Aiokafka:
                 await asyncio.to_thread(when_started)
                 return await self._read(consumer, high + count)
 
-        return _run(receive())
+        return in_own_loop(receive())
 
     def _consumer(self, address: str, reset: Reset) -> Any:
         return AIOKafkaConsumer(
@@ -457,7 +456,7 @@ def send_with_aiokafka(address: str, records: Sequence[ToSend]) -> list[tuple[in
                 done = await asyncio.gather(*sent)
         return [(one.partition, one.offset) for one in done]
 
-    return _run(send())
+    return in_own_loop(send())
 
 
 def send_with_kafka_python(address: str, records: Sequence[ToSend]) -> list[tuple[int, int]]:
@@ -521,9 +520,3 @@ def _received(record: Any) -> Received:
         record.value,
         tuple((name, value) for name, value in record.headers),
     )
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """In a thread of its own: the one that runs the tests has an event loop already."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()

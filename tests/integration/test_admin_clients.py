@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer  # type: ignore[import-untyped]
 from aiokafka import TopicPartition as AioPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete  # type: ignore[import-untyped]
+from aiokafka.admin import RecordsToDelete  # type: ignore[import-untyped]
 from aiokafka.errors import OffsetOutOfRangeError as AioOutOfRange  # type: ignore[import-untyped]
 from aiokafka.errors import TransactionalIdAuthorizationFailed
 from confluent_kafka import (
@@ -25,6 +23,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from tests.integration.aio import in_own_loop, with_aiokafka
 from tests.integration.conftest import BrokerCluster
 from tests.integration.rdkafka import QUIET, TIMEOUT_S, create_topic, fresh_name, read_values, send_all
 
@@ -36,33 +35,12 @@ with warnings.catch_warnings():
     import kafka.errors as kafka_errors  # type: ignore[import-untyped]
 
 VALUES = [b"%03d" % number for number in range(30)]
-T = TypeVar("T")
 
 
 @pytest.fixture
 def python_admin(embedded: BrokerCluster) -> Iterator[Any]:
     with closing(kafka_admin.KafkaAdminClient(bootstrap_servers=embedded.a.address)) as admin:
         yield admin
-
-
-def with_aiokafka(address: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    async def run() -> T:
-        admin = AIOKafkaAdminClient(bootstrap_servers=address)
-        await admin.start()
-        try:
-            return await work(admin)
-        finally:
-            await admin.close()
-
-    return in_own_loop(run)
-
-
-def in_own_loop(work: Callable[[], Awaitable[T]]) -> T:
-    async def run() -> T:
-        return await work()
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, run()).result()
 
 
 def test_librdkafka_describes_topics(embedded: BrokerCluster) -> None:
@@ -184,7 +162,7 @@ def send_with_aiokafka(address: str, topic: str) -> None:
                 sent = await producer.send_and_wait(topic, value, partition=0)
                 assert sent.offset == number
 
-    in_own_loop(work)
+    in_own_loop(work())
 
 
 @pytest.mark.parametrize("send", [send_with_librdkafka, send_with_kafka_python, send_with_aiokafka])
@@ -225,4 +203,4 @@ def test_transactional_producers_are_refused_at_once(embedded: BrokerCluster) ->
         finally:
             await aio_producer.stop()
 
-    in_own_loop(work)
+    in_own_loop(work())

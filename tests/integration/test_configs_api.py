@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient  # type: ignore[import-untyped]
 from aiokafka.admin.config_resource import ConfigResource as AioResource  # type: ignore[import-untyped]
 from aiokafka.admin.config_resource import ConfigResourceType as AioResourceType
 from confluent_kafka import KafkaException
@@ -21,6 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from tests import wire
 from tests.batches import build_batch
+from tests.integration.aio import with_aiokafka
 from tests.integration.conftest import BrokerCluster
 from tests.integration.rdkafka import QUIET, create_topic, fresh_name, in_zone
 from tests.integration.waiting import eventually
@@ -166,21 +164,15 @@ def test_kafka_python_alters_resets_and_lists(embedded: BrokerCluster) -> None:
 def test_aiokafka_replaces_configs(embedded: BrokerCluster) -> None:
     topic = create_topic(embedded.a.address, configs={"retention.ms": "1000"})
 
-    async def run() -> list[tuple[int, str | None]]:
-        admin = AIOKafkaAdminClient(bootstrap_servers=embedded.a.address, client_id=in_zone("a"))
-        await admin.start()
-        try:
-            codes = []
-            for configs in ({"segment.ms": "9"}, {"segment.ms": "9", "nope": "1"}):
-                resource = AioResource(AioResourceType.TOPIC, topic, configs=configs)
-                (answer,) = await admin.alter_configs([resource])
-                codes.append(answer.resources[0][:2])
-            return codes
-        finally:
-            await admin.close()
+    async def work(admin: Any) -> list[tuple[int, str | None]]:
+        codes = []
+        for configs in ({"segment.ms": "9"}, {"segment.ms": "9", "nope": "1"}):
+            resource = AioResource(AioResourceType.TOPIC, topic, configs=configs)
+            (answer,) = await admin.alter_configs([resource])
+            codes.append(answer.resources[0][:2])
+        return codes
 
-    with ThreadPoolExecutor(1) as thread:
-        (good, _), (bad, said) = thread.submit(asyncio.run, run()).result()
+    (good, _), (bad, said) = with_aiokafka(embedded.a.address, work, client_id=in_zone("a"))
     assert (good, bad) == (0, INVALID_CONFIG)
     assert said is not None
     assert "nope" in said

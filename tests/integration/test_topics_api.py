@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions  # type: ignore[import-untyped]
+from aiokafka.admin import NewPartitions  # type: ignore[import-untyped]
 from aiokafka.admin import NewTopic as AioNewTopic
 from aiokafka.admin.config_resource import ConfigResource as AioResource  # type: ignore[import-untyped]
 from aiokafka.admin.config_resource import ConfigResourceType as AioResourceType
@@ -22,6 +20,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewPartitions as RdNewPartitions
 from confluent_kafka.cimpl import NewTopic
 
+from tests.integration.aio import with_aiokafka
 from tests.integration.conftest import BrokerCluster
 from tests.integration.java_clients import Admin, Refused
 from tests.integration.rdkafka import QUIET, Sender, create_topic, fresh_name, in_zone, read_values, send_all
@@ -36,7 +35,6 @@ with warnings.catch_warnings():
     import kafka.errors as kafka_errors  # type: ignore[import-untyped]
 
 TIMEOUT_S = 40.0
-T = TypeVar("T")
 
 # Kafka's numbers.
 NONE = 0
@@ -182,7 +180,7 @@ class AioAdmin:
                         codes.append(error.errno)
             return codes
 
-        return self._with_admin(address, work)
+        return with_aiokafka(address, work)
 
     def configs(self, address: str, topic: str) -> dict[str, str | None]:
         async def work(admin: Any) -> dict[str, str | None]:
@@ -191,32 +189,20 @@ class AioAdmin:
             assert code == NONE
             return {entry[0]: entry[1] for entry in entries}
 
-        return self._with_admin(address, work)
+        return with_aiokafka(address, work)
 
     def cluster(self, address: str) -> tuple[str, set[int], int]:
         async def work(admin: Any) -> tuple[str, set[int], int]:
             found = await admin.describe_cluster()
             return found["cluster_id"], {one["node_id"] for one in found["brokers"]}, found["controller_id"]
 
-        return self._with_admin(address, work)
+        return with_aiokafka(address, work)
 
     def topics(self, address: str) -> set[str]:
         async def work(admin: Any) -> set[str]:
             return set(await admin.list_topics())
 
-        return self._with_admin(address, work)
-
-    def _with_admin(self, address: str, work: Callable[[Any], Awaitable[T]]) -> T:
-        async def run() -> T:
-            admin = AIOKafkaAdminClient(bootstrap_servers=address)
-            await admin.start()
-            try:
-                return await work(admin)
-            finally:
-                await admin.close()
-
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, run()).result()
+        return with_aiokafka(address, work)
 
 
 class JavaAdmin:
