@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from dray.errors import OutcomeUnknown, Unavailable
@@ -38,6 +38,9 @@ class DiedError(Exception):
     """The broker was killed. Nothing of Dray catches this."""
 
 
+Script: TypeAlias = Mapping[int, Fault | Callable[[], Awaitable[None]]]
+
+
 class FaultyStore(MemoryStore):
     """Puts and deletes of `MemoryStore` are appends, so the calls are: append, get and barrier.
 
@@ -58,6 +61,19 @@ class FaultyStore(MemoryStore):
         self.after = after
         self.calls = 0
         self.late: list[Callable[[], Awaitable[object]]] = []
+
+    @classmethod
+    def scripted(cls, data: MemoryData, aborts: bool, script: Script) -> FaultyStore:
+        """Calls, by number: what becomes of them, or what happens before them."""
+
+        async def before(number: int) -> Fault | None:
+            what = script.get(number)
+            if what is None or isinstance(what, Fault):
+                return what
+            await what()
+            return None
+
+        return cls(data, conditions_abort=aborts, before=before)
 
     async def append(
         self,
@@ -114,6 +130,28 @@ class FaultyStore(MemoryStore):
             raise DiedError
         if fault is not None:
             raise Unavailable("the store is away")
+
+
+async def check_answer(
+    change: Awaitable[None],
+    store: FaultyStore,
+    now: Callable[[], Mapping[str, str]],
+    *,
+    old: Mapping[str, str],
+    new: Mapping[str, str],
+) -> None:
+    """Make a change over a store that fails, and hold the answer against what is stored then and later."""
+    try:
+        await change
+        assert now() == new, now()
+    except Unavailable:
+        await store.land()
+        assert now() == old, now()
+    except (OutcomeUnknown, DiedError):
+        pass
+    else:
+        await store.land()
+        assert now() == new, now()
 
 
 def catalog(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from dray.altering import Alteration, Change, Operation, change_some, replace_all
-from dray.errors import InvalidTopicConfig, NotAListConfig, OutcomeUnknown, Unavailable, UnknownTopic
+from dray.errors import InvalidTopicConfig, NotAListConfig, OutcomeUnknown, UnknownTopic
 from dray.metadata.memory import MemoryData, MemoryStore
 from dray.metadata.store import Limits
 from dray.topics.catalog import TopicCatalog
 from dray.topics.record import topic_key
-from tests.topic_store import DiedError, Fault, FaultyStore, broker, catalog, stored
+from tests.topic_store import DiedError, Fault, FaultyStore, Script, broker, catalog, check_answer, stored
 
 both = pytest.mark.parametrize("aborts", [True, False], ids=["aborting", "each-alone"])
 REPLICAS = "leader.replication.throttled.replicas"
@@ -48,19 +48,8 @@ def overrides(data: MemoryData) -> Mapping[str, str]:
     return record.configs
 
 
-def faulty(
-    data: MemoryData, aborts: bool, faults: Mapping[int, Fault | Callable[[], Awaitable[None]]]
-) -> tuple[TopicCatalog, FaultyStore]:
-    """Calls, by number: what becomes of them, or what happens before them."""
-
-    async def before(number: int) -> Fault | None:
-        what = faults.get(number)
-        if what is None or isinstance(what, Fault):
-            return what
-        await what()
-        return None
-
-    store = FaultyStore(data, conditions_abort=aborts, before=before)
+def faulty(data: MemoryData, aborts: bool, script: Script) -> tuple[TopicCatalog, FaultyStore]:
+    store = FaultyStore.scripted(data, aborts, script)
     return catalog(store), store
 
 
@@ -188,18 +177,10 @@ async def test_answer_is_true_whatever_goes_wrong(
 ) -> None:
     await with_topic(data, aborts, retention_ms="5")
     topics, store = faulty(data, aborts, {call: fault})
-    new = {"retention.ms": "5", "segment.ms": "9"}
-    try:
-        await topics.alter_configs("t", setting(segment_ms="9"))
-        assert overrides(data) == new
-    except Unavailable:
-        await store.land()
-        assert overrides(data) == {"retention.ms": "5"}
-    except (OutcomeUnknown, DiedError):
-        pass
-    else:
-        await store.land()
-        assert overrides(data) == new
+    old = {"retention.ms": "5"}
+    new = {**old, "segment.ms": "9"}
+    change = topics.alter_configs("t", setting(segment_ms="9"))
+    await check_answer(change, store, lambda: overrides(data), old=old, new=new)
     if call == PUT and fault in (Fault.LOST, Fault.DONE, Fault.LATE):
         assert overrides(data) == new, "a lost answer is made up for"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,12 +12,12 @@ import pytest
 
 from dray.altering import Alteration, Change, Operation, change_some, replace_all
 from dray.cluster_settings import DYNAMIC_SETTINGS, LIST_SETTINGS, ClusterSettings
-from dray.errors import BadRequest, CorruptStore, IncompatibleStore, OutcomeUnknown, Unavailable
+from dray.errors import BadRequest, CorruptStore, IncompatibleStore, OutcomeUnknown
 from dray.metadata.memory import MemoryData, MemoryStore
 from dray.metadata.store import MetadataStore
 from dray.topics.configs import ConfigSource, ConfigType
 from tests.conformance.backends import sqlite_backend
-from tests.topic_store import DiedError, Fault, FaultyStore
+from tests.topic_store import Fault, FaultyStore, Script, check_answer
 
 both = pytest.mark.parametrize("aborts", [True, False], ids=["aborting", "each-alone"])
 KEY = "configs/brokers"
@@ -60,17 +60,8 @@ async def following(store: MetadataStore, **given: str) -> AsyncIterator[Cluster
         await asyncio.wait([task])
 
 
-def faulty(
-    data: MemoryData, aborts: bool, faults: Mapping[int, Fault | Callable[[], Awaitable[None]]]
-) -> tuple[ClusterSettings, FaultyStore]:
-    async def before(number: int) -> Fault | None:
-        what = faults.get(number)
-        if what is None or isinstance(what, Fault):
-            return what
-        await what()
-        return None
-
-    store = FaultyStore(data, conditions_abort=aborts, before=before)
+def faulty(data: MemoryData, aborts: bool, script: Script) -> tuple[ClusterSettings, FaultyStore]:
+    store = FaultyStore.scripted(data, aborts, script)
     return ClusterSettings(store, {}), store
 
 
@@ -252,17 +243,8 @@ async def test_answer_is_true_whatever_goes_wrong(
     old = stored(data)
     new = {**old, "num.partitions": "3"}
     settings, store = faulty(data, aborts, {call: fault})
-    try:
-        await settings.alter(setting("num.partitions", "3"))
-        assert stored(data) == new
-    except Unavailable:
-        await store.land()
-        assert stored(data) == old
-    except (OutcomeUnknown, DiedError):
-        pass
-    else:
-        await store.land()
-        assert stored(data) == new
+    change = settings.alter(setting("num.partitions", "3"))
+    await check_answer(change, store, lambda: stored(data), old=old, new=new)
     if call == PUT and fault in (Fault.LOST, Fault.DONE, Fault.LATE):
         assert stored(data) == new, "a lost answer is made up for"
 
