@@ -62,6 +62,7 @@ class ClassicMember:
     assignment: bytes = b""
     is_joining: bool = False  # it has joined the rebalance that is under way, and waits for its end
     is_synced: bool = False  # it has asked for its assignment of this generation
+    is_new: bool = False  # it waits for its first rebalance to end: nobody told it yet that it is a member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class ClassicGroup:
     members: Mapping[str, ClassicMember] = field(default_factory=lambda: NOTHING)  # as they came
     pending: Mapping[str, PendingMember] = field(default_factory=lambda: NOTHING)
     phase: int = 0  # grows whenever a timer begins that must not end by an older one
+    timeout_ms: int = 0  # of that timer; fixed when it began, whatever members come and go meanwhile
     # In the first rebalance after it was empty: how long to wait for more members before it ends, and how
     # much longer that may be drawn out by members that come. None in any other.
     initial_delay_ms: int | None = None

@@ -134,6 +134,7 @@ class Classic(_message.Message):
     INITIAL_REMAINING_MS_FIELD_NUMBER: _builtins.int
     HAS_NEWCOMERS_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     state: Global___Classic.State.ValueType
     state_since_ms: _builtins.int
     generation: _builtins.int
@@ -144,6 +145,7 @@ class Classic(_message.Message):
     initial_delay_ms: _builtins.int
     initial_remaining_ms: _builtins.int
     has_newcomers: _builtins.bool
+    timeout_ms: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassicMember]: ...
     @_builtins.property
@@ -168,10 +170,11 @@ class Classic(_message.Message):
         initial_remaining_ms: _builtins.int = ...,
         has_newcomers: _builtins.bool = ...,
         processes: _abc.Iterable[Global___Process] | None = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_initial_delay_ms", b"_initial_delay_ms", "_leader", b"_leader", "_protocol", b"_protocol", "_protocol_type", b"_protocol_type", "initial_delay_ms", b"initial_delay_ms", "leader", b"leader", "protocol", b"protocol", "protocol_type", b"protocol_type"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_delay_ms", b"_initial_delay_ms", "_leader", b"_leader", "_protocol", b"_protocol", "_protocol_type", b"_protocol_type", "generation", b"generation", "has_newcomers", b"has_newcomers", "initial_delay_ms", b"initial_delay_ms", "initial_remaining_ms", b"initial_remaining_ms", "leader", b"leader", "members", b"members", "pending", b"pending", "phase", b"phase", "processes", b"processes", "protocol", b"protocol", "protocol_type", b"protocol_type", "state", b"state", "state_since_ms", b"state_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_delay_ms", b"_initial_delay_ms", "_leader", b"_leader", "_protocol", b"_protocol", "_protocol_type", b"_protocol_type", "generation", b"generation", "has_newcomers", b"has_newcomers", "initial_delay_ms", b"initial_delay_ms", "initial_remaining_ms", b"initial_remaining_ms", "leader", b"leader", "members", b"members", "pending", b"pending", "phase", b"phase", "processes", b"processes", "protocol", b"protocol", "protocol_type", b"protocol_type", "state", b"state", "state_since_ms", b"state_since_ms", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__initial_delay_ms: _TypeAlias = _typing.Literal["initial_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__initial_delay_ms: _TypeAlias = _typing.Literal["_initial_delay_ms", b"_initial_delay_ms"]  # noqa: Y015
@@ -227,6 +230,7 @@ class ClassicMember(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     IS_JOINING_FIELD_NUMBER: _builtins.int
     IS_SYNCED_FIELD_NUMBER: _builtins.int
+    IS_NEW_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     instance_id: _builtins.str
     client_id: _builtins.str
@@ -237,6 +241,7 @@ class ClassicMember(_message.Message):
     assignment: _builtins.bytes
     is_joining: _builtins.bool
     is_synced: _builtins.bool
+    is_new: _builtins.bool
     @_builtins.property
     def protocols(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassicMember.Protocol]: ...
     def __init__(
@@ -253,10 +258,11 @@ class ClassicMember(_message.Message):
         assignment: _builtins.bytes = ...,
         is_joining: _builtins.bool = ...,
         is_synced: _builtins.bool = ...,
+        is_new: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "instance_id", b"instance_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "assignment", b"assignment", "client_host", b"client_host", "client_id", b"client_id", "heard_by", b"heard_by", "instance_id", b"instance_id", "is_joining", b"is_joining", "is_synced", b"is_synced", "member_id", b"member_id", "protocols", b"protocols", "rebalance_timeout_ms", b"rebalance_timeout_ms", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "assignment", b"assignment", "client_host", b"client_host", "client_id", b"client_id", "heard_by", b"heard_by", "instance_id", b"instance_id", "is_joining", b"is_joining", "is_new", b"is_new", "is_synced", b"is_synced", "member_id", b"member_id", "protocols", b"protocols", "rebalance_timeout_ms", b"rebalance_timeout_ms", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__instance_id: _TypeAlias = _typing.Literal["instance_id"]  # noqa: Y015
     _WhichOneofArgType__instance_id: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id"]  # noqa: Y015

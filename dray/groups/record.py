@@ -150,6 +150,7 @@ def _write_classic(message: pb.Classic, group: ClassicGroup) -> None:
             assignment=member.assignment,
             is_joining=member.is_joining,
             is_synced=member.is_synced,
+            is_new=member.is_new,
         )
         for name, metadata in member.protocols:
             written.protocols.add(name=name, metadata=metadata)
@@ -160,6 +161,7 @@ def _write_classic(message: pb.Classic, group: ClassicGroup) -> None:
             heard_by=processes.place(pending.heard_by),
         )
     message.phase = group.phase
+    message.timeout_ms = group.timeout_ms
     if group.initial_delay_ms is not None:
         message.initial_delay_ms = group.initial_delay_ms
     message.initial_remaining_ms = group.initial_remaining_ms
@@ -183,6 +185,7 @@ def _read_classic(message: pb.Classic) -> ClassicGroup:
             assignment=member.assignment,
             is_joining=member.is_joining,
             is_synced=member.is_synced,
+            is_new=member.is_new,
         )
         for member in message.members
     }
@@ -202,6 +205,7 @@ def _read_classic(message: pb.Classic) -> ClassicGroup:
         members=members,
         pending=pending,
         phase=message.phase,
+        timeout_ms=message.timeout_ms,
         initial_delay_ms=message.initial_delay_ms if message.HasField("initial_delay_ms") else None,
         initial_remaining_ms=message.initial_remaining_ms,
         has_newcomers=message.has_newcomers,
