@@ -9,7 +9,7 @@ least loaded subscriber of a topic while these are two or more apart. Between eq
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import heappop, heapreplace
+from heapq import heapreplace
 from uuid import UUID
 
 from dray.groups.assignors.subscriber import Assignment, Subscriber
@@ -68,12 +68,6 @@ class _Table:
         self.owners[topic][partition] = member
         self.loads[member] += 1
 
-    def held(self) -> Iterator[tuple[int, int, int]]:
-        """Topic, partition and owner, in order."""
-        for topic, owners in enumerate(self.owners):
-            for partition, owner in enumerate(owners):
-                yield topic, partition, owner
-
     def assignments(self) -> list[Assignment]:
         found: list[dict[UUID, list[int]]] = [{} for _ in self.loads]
         for number, topic in enumerate(self.topics):
@@ -85,15 +79,18 @@ class _Table:
 def _level(table: _Table) -> None:
     """All subscribe to the same topics: everyone up or down to an equal share."""
     share, larger = divmod(sum(map(len, table.owners)), len(table.loads))
-    # Taking the larger share from one that has it would move a partition for nothing.
-    line = sorted(range(len(table.loads)), key=lambda member: table.loads[member] <= share)
+    # Those that have more than the share keep one more: taking it would move a partition for nothing. What is
+    # over goes to the last of the others, as in Kafka.
+    above = [member for member, load in enumerate(table.loads) if load > share]
+    others = [member for member, load in enumerate(table.loads) if load <= share]
     quotas = [share] * len(table.loads)
-    for member in line[:larger]:
+    for member in [*above, *reversed(others)][:larger]:
         quotas[member] += 1
     spare: list[tuple[int, int]] = []
     held: list[list[tuple[int, int]]] = [[] for _ in table.loads]
-    for topic, partition, owner in table.held():
-        (spare if owner == _FREE else held[owner]).append((topic, partition))
+    for topic, owners in enumerate(table.owners):
+        for partition, owner in enumerate(owners):
+            (spare if owner == _FREE else held[owner]).append((topic, partition))
     for member, quota in enumerate(quotas):
         spare += held[member][quota:]
     left = iter(spare)
@@ -114,12 +111,12 @@ def _least_choice_first(table: _Table) -> list[int]:
 
 def _assign_free(table: _Table, topics: Sequence[int]) -> None:
     for topic in topics:
-        takers = _line(table, topic)
-        for partition, owner in enumerate(table.owners[topic]):
-            if owner == _FREE:
-                load, place, member = takers[0]
-                table.give(topic, partition, member)
-                heapreplace(takers, (load + 1, place, member))
+        free = [partition for partition, owner in enumerate(table.owners[topic]) if owner == _FREE]
+        takers = _line(table, topic) if free else []
+        for partition in free:
+            load, place, member = takers[0]
+            table.give(topic, partition, member)
+            heapreplace(takers, (load + 1, place, member))
 
 
 def _balance(table: _Table, topics: Sequence[int]) -> None:
@@ -141,25 +138,37 @@ def _balance_topic(table: _Table, topic: int) -> bool:
     held: dict[int, list[int]] = {}
     for partition, owner in enumerate(table.owners[topic]):
         held.setdefault(owner, []).append(partition)
-    givers = [(-load, -place, member) for load, place, member in reversed(takers) if member in held]
     moved = False
-    while givers:
-        most, last, giver = givers[0]
-        least, first, taker = takers[0]
-        if -most - least < 2:
+    for most, giver in _givers(table, [member for _, _, member in takers], held):
+        least, place, taker = takers[0]
+        if most - least < 2:
             break
         table.give(topic, held[giver].pop(), taker)
+        heapreplace(takers, (least + 1, place, taker))
         moved = True
-        heapreplace(takers, (least + 1, first, taker))
-        if held[giver]:
-            heapreplace(givers, (most + 1, last, giver))
-        else:
-            heappop(givers)
     return moved
 
 
+def _givers(table: _Table, rest: list[int], held: Mapping[int, list[int]]) -> Iterator[tuple[int, int]]:
+    """Again and again the load and number of the most loaded that holds something. `rest` is all, by load."""
+    giving: list[int] = []  # those at or above the level, in their turns
+    first = 0  # before it are those that have nothing left
+    level = 0
+    while first < len(giving) or rest:
+        level = level - 1 if first < len(giving) else table.loads[rest[-1]]
+        while rest and table.loads[rest[-1]] == level:
+            giving.append(rest.pop())
+        for turn in range(first, len(giving)):
+            if held.get(giving[turn]):
+                yield level, giving[turn]
+            else:
+                # The first in line takes its turn: who gives when is then as in Kafka.
+                giving[turn] = giving[first]
+                first += 1
+
+
 def _line(table: _Table, topic: int) -> list[tuple[int, int, int]]:
-    """A heap of the topic's subscribers: load, place among all as they are now, member."""
+    """A heap of the topic's subscribers: load, place by the loads as they are now, member."""
     ordered = sorted((table.loads[member], member) for member in table.subscribers[topic])
     return [(load, place, member) for place, (load, member) in enumerate(ordered)]
 
