@@ -119,6 +119,7 @@ class ConsumerMember:
     state: MemberState = MemberState.STABLE
     assigned: Assignment = field(default_factory=lambda: NOTHING)
     revoking: Assignment = field(default_factory=lambda: NOTHING)
+    revoking_for: int = 0  # the target's epoch that `revoking` was taken for; 0 where nothing is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +129,18 @@ class ConsumerGroup:
     target_epoch: int = 0
     target: Mapping[str, Assignment] = field(default_factory=lambda: NOTHING)
     members: Mapping[str, ConsumerMember] = field(default_factory=lambda: NOTHING)
-    # What the subscribed topics were like when the epoch was last raised; a digest, b"" of none.
+    # What the subscribed topics were like when the target was made; a digest, b"" of none.
     topics_digest: bytes = b""
+    # Of all members together, and no part of the record. A heartbeat that changes nothing goes by these
+    # and so does not look at every member.
+    topic_names: frozenset[str] = field(init=False, repr=False, compare=False)
+    regexes: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        members = self.members.values()
+        regexes = frozenset(member.regex for member in members if member.regex is not None)
+        object.__setattr__(self, "topic_names", frozenset().union(*{member.topics for member in members}))
+        object.__setattr__(self, "regexes", regexes)
 
     @property
     def age(self) -> int:
@@ -256,6 +267,7 @@ class Beat:
     client_id: str
     client_host: str
     heard_by: Process
+    is_repeat: bool = False  # it may have been applied before, and nobody was told what came of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -374,6 +374,7 @@ class ConsumerMember(_message.Message):
     ASSIGNED_FIELD_NUMBER: _builtins.int
     REVOKING_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    REVOKING_FOR_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     instance_id: _builtins.str
     rack_id: _builtins.str
@@ -386,6 +387,7 @@ class ConsumerMember(_message.Message):
     epoch: _builtins.int
     previous_epoch: _builtins.int
     state: Global___ConsumerMember.State.ValueType
+    revoking_for: _builtins.int
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -415,10 +417,11 @@ class ConsumerMember(_message.Message):
         assigned: _abc.Iterable[Global___Partitions] | None = ...,
         revoking: _abc.Iterable[Global___Partitions] | None = ...,
         target: _abc.Iterable[Global___Partitions] | None = ...,
+        revoking_for: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_assignor", b"_assignor", "_instance_id", b"_instance_id", "_rack_id", b"_rack_id", "_regex", b"_regex", "assignor", b"assignor", "instance_id", b"instance_id", "rack_id", b"rack_id", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_assignor", b"_assignor", "_instance_id", b"_instance_id", "_rack_id", b"_rack_id", "_regex", b"_regex", "assigned", b"assigned", "assignor", b"assignor", "client_host", b"client_host", "client_id", b"client_id", "epoch", b"epoch", "heard_by", b"heard_by", "instance_id", b"instance_id", "member_id", b"member_id", "previous_epoch", b"previous_epoch", "rack_id", b"rack_id", "rebalance_timeout_ms", b"rebalance_timeout_ms", "regex", b"regex", "revoking", b"revoking", "state", b"state", "target", b"target", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_assignor", b"_assignor", "_instance_id", b"_instance_id", "_rack_id", b"_rack_id", "_regex", b"_regex", "assigned", b"assigned", "assignor", b"assignor", "client_host", b"client_host", "client_id", b"client_id", "epoch", b"epoch", "heard_by", b"heard_by", "instance_id", b"instance_id", "member_id", b"member_id", "previous_epoch", b"previous_epoch", "rack_id", b"rack_id", "rebalance_timeout_ms", b"rebalance_timeout_ms", "regex", b"regex", "revoking", b"revoking", "revoking_for", b"revoking_for", "state", b"state", "target", b"target", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__assignor: _TypeAlias = _typing.Literal["assignor"]  # noqa: Y015
     _WhichOneofArgType__assignor: _TypeAlias = _typing.Literal["_assignor", b"_assignor"]  # noqa: Y015

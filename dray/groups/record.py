@@ -232,6 +232,7 @@ def _write_consumer(message: pb.Consumer, group: ConsumerGroup) -> None:
             epoch=member.epoch,
             previous_epoch=member.previous_epoch,
             state=_MEMBER_STATES[member.state],
+            revoking_for=member.revoking_for,
         )
         target = group.target.get(member.member_id, {})
         for field, assignment in (
@@ -269,6 +270,7 @@ def _read_consumer(message: pb.Consumer) -> ConsumerGroup:
             state=_MEMBER_STATE_OF[member.state],
             assigned=_read_assignment(member.assigned, topic_ids),
             revoking=_read_assignment(member.revoking, topic_ids),
+            revoking_for=member.revoking_for,
         )
         assigned = _read_assignment(member.target, topic_ids)
         if assigned:
