@@ -75,7 +75,9 @@ class BrokerRegistry:
         self._changed = asyncio.Event()
         self._directory.subscribe(lambda segment: self._changed.set())
         self._brokers = Brokers((), revision=-1)
+        self.registrations = 0  # how often it was registered
         self._session: Session | None = None
+        self._registered_in: Session | None = None
         self._leaving = AsyncExitStack()  # ends the session
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -84,6 +86,16 @@ class BrokerRegistry:
         """Kept from `start` on, whatever becomes of the registration."""
         assert self._node_id is not None, "only after start"
         return self._node_id
+
+    @property
+    def info(self) -> BrokerInfo:
+        """This broker, as its registration has it."""
+        return self._info
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the others can know that this broker is there; they may learn sooner that it is not."""
+        return self._session is not None and self._session is self._registered_in and not self._session.lost
 
     @property
     def brokers(self) -> Brokers:
@@ -96,6 +108,10 @@ class BrokerRegistry:
             brokers.setdefault(self.node_id, self._info)
             self._brokers = Brokers(brokers.values(), self._directory.revision)
         return self._brokers
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Have it called when brokers have come, gone or changed. It must not raise."""
+        self._directory.subscribe(lambda segment: callback())
 
     async def start(self) -> None:
         """Register. Waits for the store; raises `NodeIdTaken` if the id that was given stays another's."""
@@ -147,6 +163,8 @@ class BrokerRegistry:
             await self._claim_this(self._session, node_id, now + WAIT_TTLS * self._ttl_ms / 1000)
         else:
             node_id = await self._claim_free(self._session)
+        self._registered_in = self._session
+        self.registrations += 1
         # The watch may be late: until it comes, the view would show who had the id before.
         await self._directory.refresh(str(node_id))
         return node_id

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from google.protobuf.message import DecodeError
 
-from dray.errors import CorruptStore, IncompatibleStore
+from dray.errors import CorruptStore, IncompatibleStore, InvalidGroupId
 from dray.groups import group_pb2 as pb
 from dray.groups.group import (
     Assignment,
@@ -37,6 +37,10 @@ from dray.metadata.keys import escape, unescape
 
 GROUPS = "groups"
 FORMAT = 1
+# Leaves room for a topic and a partition behind it in the key of an offset.
+MAX_SEGMENT_BYTES = 3_000
+# What no name is escaped to.
+EMPTY_SEGMENT = "%"
 PLAIN, ZLIB = b"\0", b"\1"
 # Below this, packing costs more time than the bytes it saves.
 PACK_FROM_BYTES = 2_048
@@ -60,14 +64,31 @@ _MEMBER_STATE_OF = {number: state for state, number in _MEMBER_STATES.items()}
 T = TypeVar("T")
 
 
+def check_group_id(group_id: str) -> None:
+    """Raises `InvalidGroupId` for one that makes too long a key."""
+    try:
+        size = len(segment_of(group_id))
+    except UnicodeEncodeError:
+        raise InvalidGroupId("the group id is not valid unicode") from None
+    if size > MAX_SEGMENT_BYTES:
+        raise InvalidGroupId(f"the group id takes {size} bytes when escaped; {MAX_SEGMENT_BYTES} are allowed")
+
+
+def segment_of(group_id: str) -> str:
+    """The group's name in keys. The empty one can have offsets, but no members."""
+    return escape(group_id) or EMPTY_SEGMENT
+
+
 def group_key(group_id: str) -> str:
-    return f"{GROUPS}/{escape(group_id)}"
+    return f"{GROUPS}/{segment_of(group_id)}"
 
 
 def group_of_key(key: str) -> str | None:
     """The group whose record this is; None of any other key."""
     directory, _, segment = key.rpartition("/")
-    return unescape(segment) if directory == GROUPS else None
+    if directory != GROUPS:
+        return None
+    return "" if segment == EMPTY_SEGMENT else unescape(segment)
 
 
 def encode(group_id: str, group: Group) -> bytes:

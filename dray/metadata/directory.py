@@ -125,6 +125,21 @@ class Directory(Generic[T]):
             self._take(segment, record)
             return self._found.get(segment)
 
+    async def reload(self) -> None:
+        """Make every record at least as new as this call. Raises what the store raises."""
+        await self._store.barrier(self._domain)
+        stored: dict[str, int] = {}
+        start = ""
+        while True:
+            page = await self._store.scan(self._domain, self._directory, start=start, limit=PAGE_RECORDS)
+            stored.update((record.key.rpartition("/")[2], record.version) for record in page)
+            if len(page) < PAGE_RECORDS:
+                break
+            start = page[-1].key.rpartition("/")[2] + "\0"
+        for segment in stored.keys() | self._found.keys() | self._left_out.keys():
+            if stored.get(segment) != self._version(segment):
+                await self.refresh(segment)
+
     def subscribe(self, callback: Callable[[str], None]) -> None:
         """Have `callback` called with the segment after each change was taken in. It must not raise."""
         self._subscribers.append(callback)
