@@ -104,19 +104,19 @@ class TestUniform:
         }
 
     def test_a_member_with_nothing_to_give_hands_its_turn_on(self) -> None:
-        """Of A the third and second give one each, the first has none: the third would be next, but it stands
-        in the first's turn, so it is the second. Taken from Kafka."""
+        """Of A the third and the second give one each, the first has none. The third then stands in its turn:
+        the second gives the next, the third the one after. Taken from Kafka."""
         group = {
-            "m1": member(A, B, C, had={B: {0}, C: {0, 2, 4, 6}}),
-            "m2": member(A, C, had={A: {0, 1}, C: {1, 3, 5}}),
-            "m3": member(A, B, C, had={A: {2, 3, 4, 5, 6}}),
+            "m1": member(A, B, C, had={B: {0}, C: {0, 1, 2, 3, 4, 5}}),
+            "m2": member(A, C, had={A: {0, 1, 2, 3}, C: {6, 7, 8}}),
+            "m3": member(A, B, C, had={A: {4, 5, 6, 7, 8, 9, 10}}),
             "m4": member(A, B, C),
         }
-        assert uniform(group, {A: 7, B: 1, C: 7}) == {
-            "m1": {B: {0}, C: {0, 2, 4}},
-            "m2": {C: {1, 3, 5, 6}},
-            "m3": {A: {2, 3, 4, 5}},
-            "m4": {A: {0, 1, 6}},
+        assert uniform(group, {A: 11, B: 1, C: 9}) == {
+            "m1": {B: {0}, C: {0, 1, 2, 3, 4}},
+            "m2": {A: {0, 1}, C: {6, 7, 8}},
+            "m3": {A: {4, 5, 6, 7, 8}},
+            "m4": {A: {2, 3, 9, 10}, C: {5}},
         }
 
     def test_the_half_of_a_topic_id_is_a_signed_number(self) -> None:
