@@ -13,6 +13,8 @@ is no longer true. What keeps a late commit from replacing a newer one:
   long as nobody else writes: then nobody who knows more has been here.
 - A put that was refused is repeated only after both were read again: the key, then the group's record.
 - Commits of one broker for the same key are made in the order in which they came.
+- A commit that found no offset looks at the group once more when it is done: a group that was deleted
+  meanwhile had its offsets removed before, and this one would be left over.
 
 **Age.** With an offset the group's age is kept (`group.py`). A commit under an age does not replace one of a
 higher age before the group's record was read again. If the check still passes, the higher age is that of an
@@ -29,6 +31,7 @@ and deleted since. Then it is back. All other puts and all deletes name a versio
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -40,6 +43,7 @@ from google.protobuf.message import DecodeError
 
 from dray.errors import CorruptStore, IncompatibleStore, OutcomeUnknown, Unavailable, VersionConflict
 from dray.groups import offset_pb2 as pb
+from dray.groups.record import segment_of
 from dray.metadata.directory import Found
 from dray.metadata.keys import domain_of, escape, unescape
 from dray.metadata.store import Delete, Expect, Limits, MetadataStore, Put, Record
@@ -78,7 +82,7 @@ def offset_key(group_id: str, topic: str, partition: int) -> str:
 
 
 def directory_of(group_id: str) -> str:
-    return f"{OFFSETS}/{escape(group_id)}"
+    return f"{OFFSETS}/{segment_of(group_id)}"
 
 
 def encode(committed: Committed, age: int) -> bytes:
@@ -141,7 +145,13 @@ class _Doubt(NamedTuple):
 class OffsetStore:
     """See the module's text. Methods also raise what the store raises."""
 
-    def __init__(self, store: MetadataStore, num_domains: int) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        num_domains: int,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.now_ms = now_ms  # the wall clock, for those who make a `Committed`
         self._store = store
         self._num_domains = num_domains
         self._known: OrderedDict[str, _Known] = OrderedDict()  # by key, the one used last at the end
@@ -156,23 +166,26 @@ class OffsetStore:
         async with self._turns.take(left):
             age = await check(False)
             known = {key: self._known[key] for key in left if key in self._known}
-            if len(known) < len(left):
-                stored = await self._read(group_id, left.keys() - known.keys())
-                known |= {key: self._see(key, stored.get(key)) for key in left if key not in known}
+            unknown = left.keys() - known.keys()
+            if unknown:
+                stored = await self._read(group_id, unknown)
+                known |= {key: self._see(key, stored.get(key)) for key in unknown}
             if not all(each.is_checked and each.age <= age for each in known.values()):
                 age = await check(True)
             doubts: dict[str, _Doubt] = {}
+            was_absent = False
             for _ in range(ATTEMPTS):
+                was_absent |= any(known[key].version is None for key in left)
                 await self._put(group_id, left, known, age, doubts)
+                if left:
+                    await self._look_again(group_id, left, known, doubts)
                 if not left:
-                    return
-                await self._look_again(group_id, left, known, doubts)
-                if not left:
-                    return
+                    break
                 age = await check(True)
-        if doubts:
-            raise OutcomeUnknown(f"offsets of group {group_id!r}: they may be committed; nobody knows")
-        raise Unavailable(f"offsets of group {group_id!r}: others were faster {ATTEMPTS} times in a row")
+            else:
+                raise _given_up(group_id, in_doubt=bool(doubts))
+            if was_absent:
+                await check(True)
 
     async def _put(
         self,
@@ -236,7 +249,7 @@ class OffsetStore:
         return {found.at: Found(found.committed, found.version) for found in stored.values()}
 
     async def delete(self, group_id: str, keys: Collection[Key]) -> set[Key]:
-        """Remove these, whatever they are by now. Returns those that were there."""
+        """Remove these, whatever they are by now: for whoever asks for it. Returns those that were there."""
         gone: set[Key] = set()
         for _ in range(ATTEMPTS):
             found = await self.fetch_some(group_id, set(keys) - gone)
@@ -246,9 +259,9 @@ class OffsetStore:
         raise Unavailable(f"offsets of group {group_id!r}: committed anew {ATTEMPTS} times in a row")
 
     async def delete_at(self, group_id: str, versions: Mapping[Key, int]) -> set[Key]:
-        """Remove those that are still at their version; what was committed since stays.
+        """Remove those that are still at their version; what was committed since stays. For retention.
 
-        Returns those of which nothing is left at that version because they were removed, by whomever.
+        Returns those that were removed, by whomever.
         """
         left = {offset_key(group_id, *at): version for at, version in versions.items()}
         names = {offset_key(group_id, *at): at for at in versions}
@@ -340,6 +353,12 @@ class _Stored(NamedTuple):
 
 def _stored(record: Record) -> _Stored:
     return _Stored(*decode(record.key, record.value), record.version)
+
+
+def _given_up(group_id: str, *, in_doubt: bool) -> OutcomeUnknown | Unavailable:
+    if in_doubt:
+        return OutcomeUnknown(f"offsets of group {group_id!r}: they may be committed; nobody knows")
+    return Unavailable(f"offsets of group {group_id!r}: others were faster {ATTEMPTS} times in a row")
 
 
 def _expectation(version: int | None) -> Expect | int:
