@@ -101,14 +101,11 @@ def join(group: Group | None, request: Join, limits: GroupLimits, now_ms: int) -
     if request.member_id:
         return Outcome(group, UnknownMember("the group has no members"))
     # Kafka begins at 0 again where a consumer group becomes a classic one. Here ages never go back.
-    fresh = ClassicGroup(generation=0 if group is None else _age(group), state_since_ms=now_ms)
+    generation = group.epoch if isinstance(group, ConsumerGroup) else 0
+    fresh = ClassicGroup(generation=generation, state_since_ms=now_ms)
     outcome = _join(fresh, request, limits, now_ms)
     # A join that is refused makes no group.
     return Outcome(group, outcome.answer) if outcome.group is fresh else outcome
-
-
-def _age(group: Group) -> int:
-    return group.age if isinstance(group, ConsumerGroup | ClassicGroup) else 0
 
 
 def _join(group: ClassicGroup, request: Join, limits: GroupLimits, now_ms: int) -> Outcome[Joined]:
