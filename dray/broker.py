@@ -14,12 +14,18 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from dray import __version__
 from dray.cluster_settings import ClusterSettings
 from dray.config import SETTINGS, Address, Settings
 from dray.errors import DrayError, MetadataError
+from dray.groups.coordinator import GroupCoordinator
+from dray.groups.group import GroupLimits
+from dray.groups.offsets import OffsetStore
+from dray.groups.topics import TopicsView
 from dray.handlers.call import DescribedSetting, Services
 from dray.handlers.dispatch import Dispatcher
 from dray.index.cache import IndexCache
@@ -111,6 +117,7 @@ class Broker:
             defaults=self._cluster_settings.topic_defaults,
         )
         self._registry: BrokerRegistry | None = None
+        self._groups: GroupCoordinator | None = None
         self._server: Server | None = None
         self._ready = asyncio.Event()
         self.address: Address | None = None
@@ -141,6 +148,7 @@ class Broker:
         )
         await registry.start()
         self._run(registry.run(), "registry")
+        self._groups = groups = self._open_groups(registry)
         services = Services(
             cluster_id=self._cluster.cluster_id,
             registry=registry,
@@ -152,12 +160,16 @@ class Broker:
             reader=self._reader,
             folds=self._index.folds,
             producer_ids=ProducerIds(self._store),
+            groups=groups,
+            group_heartbeat_interval=timedelta(milliseconds=settings.group_consumer_heartbeat_interval_ms),
+            offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
             cluster_settings=self._cluster_settings,
             enforce_owner=settings.routing_enforce_owner,
             objects_url=redact(settings.objects),
             fetch_max_bytes=settings.fetch_max_bytes,
             settings=_described(settings),
         )
+        self._run(groups.run(), "groups")
         server.handle = Dispatcher(services).handle
         self._ready.set()
         self._run(self._sweep(), "sweep")
@@ -178,6 +190,8 @@ class Broker:
     async def stop(self) -> None:
         """Answer what was read, commit what was accepted, deregister. Takes ten seconds at most."""
         self._wakeups.stop()
+        if self._groups is not None:
+            self._groups.stop()
         if self._registry is not None:
             # First, so that clients go elsewhere while the rest is drained.
             await _at_most(CLOSE_S, self._registry.close(), "deregistering")
@@ -196,6 +210,28 @@ class Broker:
         await self._ready.wait()
         assert self._server is not None
         return await self._server.handle(frame, connection)
+
+    def _open_groups(self, registry: BrokerRegistry) -> GroupCoordinator:
+        settings = self._settings
+        return GroupCoordinator(
+            self._store,
+            self._cluster.num_domains,
+            registry,
+            TopicsView(self._topics),
+            OffsetStore(self._store, self._cluster.num_domains),
+            GroupLimits(
+                min_session_timeout_ms=settings.group_min_session_timeout_ms,
+                max_session_timeout_ms=settings.group_max_session_timeout_ms,
+                initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+                max_size=settings.group_max_size,
+                consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+                consumer_max_size=settings.group_consumer_max_size,
+                assignors=settings.group_consumer_assignors,
+            ),
+            retention_ms=settings.offsets_retention_minutes * 60_000,
+            retention_check_s=settings.offsets_retention_check_interval_ms / 1000,
+            wall_clock_ms=_now_ms,
+        )
 
     def _domain_of(self, stream_id: int) -> int:
         return stream_domain(stream_id, self._cluster.num_domains)
@@ -223,14 +259,16 @@ class Broker:
         """Keep the index cache right, and wake those who wait, for as long as the broker runs."""
         while True:
             try:
-                await self._cache.follow(self._store, domain, self._tell)
+                await self._cache.follow(self._store, domain, partial(self._tell, domain))
                 return  # the store was closed
             except MetadataError as error:
                 log.warning("watch of domain %d: %s", domain, error)
-            self._wakeups.wake_all()
+            self._tell(domain, Gap())
             await asyncio.sleep(RETRY_PAUSE_S * (1 + random.random()))
 
-    def _tell(self, event: WatchEvent) -> None:
+    def _tell(self, domain: int, event: WatchEvent) -> None:
+        if self._groups is not None:
+            self._groups.told(domain, event)
         if isinstance(event, Gap):
             self._wakeups.wake_all()
             return
@@ -329,6 +367,8 @@ def _described(settings: Settings) -> list[DescribedSetting]:
             kind, value = ConfigType.BOOLEAN, str(value).lower()
         elif isinstance(value, int):
             kind = ConfigType.LONG
+        elif isinstance(value, tuple):
+            kind, value = ConfigType.LIST, ",".join(value)
         text = "" if value is None else redact(str(value))
         described.append(DescribedSetting(setting.name, text, setting.default or "", kind, setting.doc))
     return described

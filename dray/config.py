@@ -78,6 +78,16 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _some_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = tuple(each.strip() for each in text.split(","))
+        if not set(chosen) <= set(allowed) or len(set(chosen)) != len(chosen):
+            raise ValueError(f"it must be some of {', '.join(allowed)}, with commas between them")
+        return chosen
+
+    return parse
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     host: str
@@ -406,6 +416,91 @@ class Settings:
             _int_between(MIN_SESSION_MS, MAX_SESSION_MS),
             "9000",
             "How long a broker that died is still named to clients.",
+        )
+    )
+    group_min_session_timeout_ms: int = field(
+        metadata=_about(
+            "group.min.session.timeout.ms",
+            _int_between(1, 2**31 - 1),
+            "6000",
+            "Shortest session timeout that a member of a classic group may choose.",
+        )
+    )
+    group_max_session_timeout_ms: int = field(
+        metadata=_about(
+            "group.max.session.timeout.ms",
+            _int_between(1, 2**31 - 1),
+            "1800000",
+            "Longest session timeout that a member of a classic group may choose.",
+        )
+    )
+    group_initial_rebalance_delay_ms: int = field(
+        metadata=_about(
+            "group.initial.rebalance.delay.ms",
+            _int_between(0, 2**31 - 1),
+            "3000",
+            "How long the first rebalance of a classic group waits for more members.",
+        )
+    )
+    group_max_size: int = field(
+        metadata=_about(
+            "group.max.size", _int_between(1, 2**31 - 1), "2147483647", "Most members of a classic group."
+        )
+    )
+    group_consumer_session_timeout_ms: int = field(
+        metadata=_about(
+            "group.consumer.session.timeout.ms",
+            _int_between(1, 2**31 - 1),
+            "45000",
+            "A member of a consumer group that is silent for so long is expelled.",
+        )
+    )
+    group_consumer_heartbeat_interval_ms: int = field(
+        metadata=_about(
+            "group.consumer.heartbeat.interval.ms",
+            _int_between(1, 2**31 - 1),
+            "5000",
+            "How often members of consumer groups are told to send a heartbeat.",
+        )
+    )
+    group_consumer_max_size: int = field(
+        metadata=_about(
+            "group.consumer.max.size",
+            _int_between(1, 2**31 - 1),
+            "2147483647",
+            "Most members of a consumer group.",
+        )
+    )
+    group_consumer_assignors: tuple[str, ...] = field(
+        metadata=_about(
+            "group.consumer.assignors",
+            _some_of("uniform", "range"),
+            "uniform,range",
+            "Assignors of consumer groups; the first is used where members do not choose.",
+        )
+    )
+    offset_metadata_max_bytes: int = field(
+        metadata=_about(
+            "offset.metadata.max.bytes",
+            _int_between(0, 65_536),
+            "4096",
+            "Longest text that a member may commit with an offset.",
+        )
+    )
+    offsets_retention_minutes: int = field(
+        metadata=_about(
+            "offsets.retention.minutes",
+            _int_between(1, 2**31 - 1),
+            "10080",
+            "How long the offsets of a group are kept when it has no members.",
+        )
+    )
+    offsets_retention_check_interval_ms: int = field(
+        metadata=_about(
+            "offsets.retention.check.interval.ms",
+            _int_between(1, 2**31 - 1),
+            "600000",
+            "How often offsets that are too old are looked for.",
         )
     )
     routing_enforce_owner: bool = field(

@@ -156,7 +156,7 @@ class LiveGroup:
             self.missed()
 
     def missed(self) -> None:
-        """It may have been written by others. It is read now if somebody waits for that, else when asked for."""
+        """Others may have written it. It is read at once if somebody waits for that, else when asked for."""
         self._is_behind = True
         if self._waiters or self.is_followed:
             self._work()

@@ -6,6 +6,7 @@ what it found, by expression; when topics came or went, only the new names are l
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import NamedTuple
 from uuid import UUID
@@ -28,9 +29,32 @@ class TopicsView:
 
     def __init__(self, catalog: TopicCatalog) -> None:
         self._catalog = catalog
+        self._now: asyncio.Future[None] | None = None  # the reading that is under way, or was last
+        self._next: asyncio.Future[None] | None = None  # the one that comes after it
         self._names: frozenset[str] = frozenset()  # of all topics, when the view was at `_revision`
         self._revision = -1
         self._matched: OrderedDict[str, _Matched] = OrderedDict()
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change."""
+        return self._catalog.revision
+
+    async def refresh(self) -> None:
+        """Make it at least as new as this call. Those who ask while one reads share the next reading."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._refresh_after(self._now))
+        await asyncio.shield(self._next)
+
+    async def _refresh_after(self, running: asyncio.Future[None] | None) -> None:
+        if running is not None:
+            await asyncio.wait({running})
+        self._now, self._next = self._next, None
+        await self._catalog.reload()
+
+    def id_of(self, name: str) -> UUID | None:
+        topic = self._catalog.get(name)
+        return None if topic is None else topic.topic_id
 
     def get(self, name: str) -> TopicShape | None:
         topic = self._catalog.get(name)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from dray.cluster_settings import ClusterSettings
 from dray.errors import DrayError, UnknownPartition, UnknownTopic, UnknownTopicId
+from dray.groups.coordinator import GroupCoordinator
 from dray.index.deletion import RecordDeleter
 from dray.index.lookup import OffsetIndex
 from dray.index.times import TimeIndex
@@ -55,6 +56,9 @@ class Services:
     reader: LogReader
     folds: StreamFolds
     producer_ids: ProducerIds
+    groups: GroupCoordinator
+    group_heartbeat_interval: timedelta
+    offset_metadata_max_bytes: int
     cluster_settings: ClusterSettings
     enforce_owner: bool
     objects_url: str  # without secrets

@@ -215,6 +215,10 @@ class TopicCatalog:
                 self._unknown_ids.popitem(last=False)
         return self.by_id(topic_id)
 
+    async def reload(self) -> None:
+        """Make the whole view at least as new as this call."""
+        await self._directory.reload()
+
     def all(self) -> list[Topic]:
         """All topics of the view, by name."""
         self._index()
