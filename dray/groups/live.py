@@ -201,6 +201,11 @@ class LiveGroup:
                 self._asked.clear()
                 self._conflicts = 0
                 await asyncio.sleep(PAUSE_S)
+        except Exception as error:  # a mistake in here: nobody is left waiting for it
+            self._refuse([*self._asked, *self._waiters], error)
+            self._asked.clear()
+            self._waiters.clear()
+            raise
         finally:
             self._worker = None
 
@@ -223,7 +228,7 @@ class LiveGroup:
         group: Group | None = self.group
         answers: list[object] = []
         for asked in batch:
-            outcome = Outcome[Any](group, None)
+            outcome: Outcome[Any] = Outcome(group, None)
             if not asked.answer.done():
                 try:
                     outcome = asked.apply(group)
@@ -319,7 +324,7 @@ class LiveGroup:
         self._changed(self)
 
     @staticmethod
-    def _refuse(asked: Iterable[_Asked], error: DrayError) -> None:
+    def _refuse(asked: Iterable[_Asked], error: Exception) -> None:
         for each in asked:
             _answer(each, error)
 
