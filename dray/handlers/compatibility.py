@@ -102,7 +102,6 @@ KAFKA: dict[int, KafkaApi] = {
 class Missing(Enum):
     "Why an API of Kafka is not served."
 
-    GROUPS = "planned: consumer groups"
     TRANSACTIONS = "no transactions"
     SHARE_GROUPS = "no share groups"
     STREAMS_GROUPS = "no streams groups"
@@ -115,7 +114,6 @@ class Missing(Enum):
 
 
 NOT_SERVED: dict[int, Missing] = {
-    **dict.fromkeys((8, 9, 11, 12, 13, 14, 15, 16, 42, 47, 68, 69), Missing.GROUPS),
     **dict.fromkeys((24, 25, 26, 27, 28, 65, 66), Missing.TRANSACTIONS),
     **dict.fromkeys((76, 77, 78, 79, 83, 84, 85, 86, 87, 90, 91, 92), Missing.SHARE_GROUPS),
     **dict.fromkeys((88, 89), Missing.STREAMS_GROUPS),
@@ -138,8 +136,9 @@ EVERYWHERE: tuple[str, ...] = (
     "What certainly did not happen because a store is away is KAFKA_STORAGE_ERROR, what may have happened"
     " REQUEST_TIMED_OUT. Clients try both again.",
     "Throttle times are always 0: there are no quotas.",
-    "No authentication, authorization or TLS: everybody may do everything. What one may do is told as"
-    ' −2147483648, "not told"; Kafka tells it where it is asked for, and always in DescribeTopicPartitions.',
+    "No authentication, authorization or TLS: everybody may do everything. What one may do with topics and"
+    ' the cluster is told as −2147483648, "not told"; Kafka tells it where it is asked for, and always in'
+    " DescribeTopicPartitions.",
     "Error messages are Dray's own; the codes are Kafka's. Where there is no error the message is null;"
     " Kafka's is empty in DescribeConfigs.",
     "An API that is not served, or a version of one that does not exist, closes the connection, as in"
@@ -204,13 +203,34 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         "A topic that is made because somebody asks for it is in the answer; Kafka says"
         " UNKNOWN_TOPIC_OR_PARTITION first.",
     ),
+    8: (
+        "Version 10, which names topics by id, is not served.",
+        "A commit of a generation that has just ended is taken as long as no member of the next has committed"
+        " for the same partition; Kafka refuses it. One of an older generation never replaces a newer one.",
+    ),
+    9: (
+        "Version 10, which names topics by id, is not served.",
+        "Offsets are always stable: there are no transactions.",
+    ),
     10: (
         "Any broker serves any group: the coordinator is an affinity, and told at once. Kafka says"
-        " COORDINATOR_NOT_AVAILABLE while it makes `__consumer_offsets`. (The groups themselves are to"
-        " come.)",
+        " COORDINATOR_NOT_AVAILABLE while it makes `__consumer_offsets`.",
         "The coordinator of a transaction is TRANSACTIONAL_ID_AUTHORIZATION_FAILED: there are no"
         " transactions, and this makes clients say so at once. That of a share group is INVALID_REQUEST.",
     ),
+    11: (
+        "Any broker takes any member; the record of a group lies in the metadata store"
+        " ([ADR 11](adr/0011-groups-without-an-owner.md)). A broker that lost its registration says"
+        " COORDINATOR_NOT_AVAILABLE.",
+        "Generations go on when a consumer group becomes a classic one; Kafka begins at 1 again.",
+        "At most 1,000 members may have been given an id that they have not joined with yet, and they count"
+        " for `group.max.size`: GROUP_MAX_SIZE_REACHED. Kafka has no bound.",
+        "A group id may have 3,000 bytes when percent-escaped, else INVALID_GROUP_ID. A group whose record is"
+        " larger than the metadata store takes gets no more members: GROUP_MAX_SIZE_REACHED.",
+        "Classic and consumer members are never mixed: a group changes its protocol when it is empty, as in"
+        " Kafka with `group.consumer.migration.policy=disabled`.",
+    ),
+    15: ("A group that is named twice is described once.",),
     18: (
         "No features are supported or finalized: `metadata.version` and the others are those of KRaft."
         " Kafka tells of seven.",
@@ -288,6 +308,14 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         "A partition that is named twice is described once.",
         "Any broker answers, whether or not it is called the leader.",
     ),
+    68: (
+        "Epochs go on when a classic group becomes a consumer group; Kafka begins at 1 again.",
+        "A subscription by pattern is resolved with the heartbeat that brings it; Kafka does it a moment"
+        " later.",
+        "Where `uniform` has a choice it goes by the order of ids of members and topics; Kafka's by hashes."
+        " Numbers of partitions and of moves are the same.",
+    ),
+    69: ("A group that is named twice is described once.",),
     71: ("No metrics are wanted. As in Kafka without a receiver, it is not advertised, and answered.",),
     72: ("As nothing was subscribed to: UNKNOWN_SUBSCRIPTION_ID.",),
     74: (

@@ -48,7 +48,8 @@ async def join_group(call: Call) -> Fields:
     try:
         joined = await groups.join(body.group_id, request, call.connection.ended)
     except DrayError as error:
-        log.info("JoinGroup %r: %s", body.group_id, error)
+        if not isinstance(error, MemberIdRequired):  # each newcomer is told that
+            log.info("JoinGroup %r: %s", body.group_id, error)
         return {
             "throttle_time": NO_THROTTLE,
             "error_code": code_of(error),

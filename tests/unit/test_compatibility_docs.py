@@ -42,5 +42,5 @@ def test_versions_that_kafka_has_and_dray_has_not_are_explained() -> None:
 def test_the_page_tells_versions_and_deviations() -> None:
     lines = page().splitlines()
     assert "| 1 | Fetch | 4–17 | 4–18 | [7 notes](#fetch-1) |" in lines
-    assert "| 11 | JoinGroup | 0–9 | planned: consumer groups | is cut off |" in lines
+    assert "| 17 | SaslHandshake | 0–1 | no authentication | is cut off |" in lines
     assert "- Version 18 is for replicas of KRaft and not served." in lines
