@@ -136,8 +136,6 @@ async def test_every_acknowledged_record_is_there_once_and_in_order(
                 await asyncio.to_thread(writer.end)
         for broker in pair.brokers.values():
             assert broker.log_text().count("registered as broker") == 2
-        if stack.startswith("oxia"):  # elsewhere an entry that is not where it was expected is not taken
-            assert any("resolved the entry" in broker.log_text() for broker in pair.brokers.values())
         happened = pair.happened
         assert all(happened[fate] > 0 for fate in (*RESETS, Fate.SILENCE)), f"seed {seed}: {happened}"
 

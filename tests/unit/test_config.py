@@ -50,6 +50,17 @@ def test_defaults_are_what_is_documented_and_kafkas_where_kafka_has_them() -> No
     assert settings.connections_max_idle_ms == 600_000
     assert settings.broker_session_timeout_ms == 9_000
     assert settings.routing_enforce_owner is False
+    assert [settings.group_min_session_timeout_ms, settings.group_max_session_timeout_ms] == [6000, 1_800_000]
+    assert [settings.group_initial_rebalance_delay_ms, settings.group_max_size] == [3000, 2**31 - 1]
+    assert [settings.group_consumer_session_timeout_ms, settings.group_consumer_max_size] == [
+        45_000,
+        2**31 - 1,
+    ]
+    assert settings.group_consumer_heartbeat_interval_ms == 5000
+    assert settings.group_consumer_assignors == ("uniform", "range")
+    assert settings.offset_metadata_max_bytes == 4096
+    assert settings.offsets_retention_minutes == 7 * 24 * 60
+    assert settings.offsets_retention_check_interval_ms == 600_000
     caches = [settings.fetch_buffer_bytes, settings.fetch_cache_bytes, settings.index_cache_bytes]
     assert caches == [64 * 2**20] * 3
 
@@ -111,6 +122,17 @@ def test_names_of_settings_and_variables() -> None:
         "max.connections": "DRAY_MAX_CONNECTIONS",
         "connections.max.idle.ms": "DRAY_CONNECTIONS_MAX_IDLE_MS",
         "broker.session.timeout.ms": "DRAY_BROKER_SESSION_TIMEOUT_MS",
+        "group.min.session.timeout.ms": "DRAY_GROUP_MIN_SESSION_TIMEOUT_MS",
+        "group.max.session.timeout.ms": "DRAY_GROUP_MAX_SESSION_TIMEOUT_MS",
+        "group.initial.rebalance.delay.ms": "DRAY_GROUP_INITIAL_REBALANCE_DELAY_MS",
+        "group.max.size": "DRAY_GROUP_MAX_SIZE",
+        "group.consumer.session.timeout.ms": "DRAY_GROUP_CONSUMER_SESSION_TIMEOUT_MS",
+        "group.consumer.heartbeat.interval.ms": "DRAY_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS",
+        "group.consumer.max.size": "DRAY_GROUP_CONSUMER_MAX_SIZE",
+        "group.consumer.assignors": "DRAY_GROUP_CONSUMER_ASSIGNORS",
+        "offset.metadata.max.bytes": "DRAY_OFFSET_METADATA_MAX_BYTES",
+        "offsets.retention.minutes": "DRAY_OFFSETS_RETENTION_MINUTES",
+        "offsets.retention.check.interval.ms": "DRAY_OFFSETS_RETENTION_CHECK_INTERVAL_MS",
         "routing.enforce_owner": "DRAY_ROUTING_ENFORCE_OWNER",
     }
 
@@ -136,6 +158,9 @@ def test_variables_of_the_tests_are_ignored() -> None:
         ("workers", "0"),
         ("auto.create.topics.enable", "yes"),
         ("log.level", "loud"),
+        ("group.consumer.assignors", "uniform,sticky"),
+        ("group.consumer.assignors", "range,range"),
+        ("group.consumer.assignors", ""),
     ],
 )
 def test_a_broker_setting_that_cannot_be_used_is_named(name: str, text: str) -> None:
