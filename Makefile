@@ -26,10 +26,11 @@ test: setup ## Lint, check types and run every test
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-bench: setup ## Measure the metadata stores, the write path, and a broker beside Apache Kafka
+bench: setup ## Measure the metadata stores, the write path, and a broker and groups beside Apache Kafka
 	$(BIN)/python -m bench.metadata
 	$(BIN)/python -m bench.wal
 	$(BIN)/python -m bench.broker
+	$(BIN)/python -m bench.groups
 
 # The mypy plugins are found through PATH.
 proto: export PATH := $(CURDIR)/$(BIN):$(PATH)

@@ -92,6 +92,14 @@ class EtcdServer:
     def pid(self) -> int:
         return self._process.pid
 
+    def revision(self) -> int:
+        """How many writes it has taken, counting each transaction once."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/metrics", timeout=5) as answer:
+            metrics = answer.read().decode()
+        match = re.search(r"^etcd_debugging_mvcc_current_revision (\S+)$", metrics, re.MULTILINE)
+        assert match is not None
+        return int(float(match[1]))
+
     def start(self) -> None:
         self._process.start()
 
