@@ -12,6 +12,9 @@ A member that leaves raises the epoch as well; the target is made by the next he
 (-2). The target is that of `target_epoch`, which is at most `epoch`. `topics_digest` is of the topics that
 the target was made of.
 
+**Old readings**: a broker may answer from an older group a heartbeat that changes nothing and says nothing
+(`needs_newest`); any other, and every refusal, is for the newest.
+
 **Heartbeats may be applied twice**, when it is not known whether the first time was stored. A member is told
 of partitions only when they change; so the second time has to say so (`Beat.is_repeat`), and tells all.
 
@@ -130,6 +133,17 @@ def beat(
     except GroupError as refusal:
         return Outcome(group, refusal)
     return Outcome(changed, answer)
+
+
+def needs_newest(beat: Beat) -> bool:
+    """Whether it has to be put to the newest group even where it changes nothing in an older one.
+
+    A member says what it owns once. If a broker that has not read of the revocation yet takes that for no
+    news, the member waits until it is fenced.
+    """
+    return beat.epoch <= 0 or any(
+        said is not None for said in (beat.owned, beat.topics, beat.regex, beat.assignor, beat.rack_id)
+    )
 
 
 def is_current(group: ConsumerGroup, topics: Topics) -> bool:

@@ -10,7 +10,7 @@ Between two heartbeats a member is in one of three states (KIP-848):
 
 **The invariant that all of this is for**: a partition is in `assigned` or `revoking` of one member at most.
 A member gets a partition only when no other holds it, and a partition leaves `revoking` only when its member
-said that it owns it no longer, or is out of the group. A member reaches the target's epoch when it has none
+said that it owns it no longer, or is out of the group. A member reaches the target's epoch when nothing is
 left to give up, so a member of an epoch owns no partition that this epoch gave to another.
 """
 

@@ -41,5 +41,5 @@ def _compile(pattern: str) -> re2._Regexp:
     try:
         return re2.compile(pattern, _OPTIONS)
     except (re2.error, UnicodeError) as error:
-        problem = error.args[0] if isinstance(error, re2.error) else "it is no text"
-        raise InvalidRegex(f"{pattern[:200]!r} is no expression of RE2: {problem!s:.200}") from None
+        problem = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else "it is no text"
+        raise InvalidRegex(f"{pattern[:200]!r} is no expression of RE2: {problem[:200]}") from None
