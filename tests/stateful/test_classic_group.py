@@ -6,8 +6,9 @@ clients give up waiting, crash and come back, and timers and sessions end at any
 meant anything.
 
 Whatever happens: no partition is given to two members in one generation, nobody is given something else in
-the same generation, generations never go back, the group is sound and bounded. When all is quiet again, every
-client that lives is a member of a stable group, and nobody else is.
+the same generation, generations never go back, the group is sound and bounded, timers that are over never
+matter again, and whatever is applied twice is applied once. When all is quiet again, every client that lives
+is a member of a stable group in which every partition is somebody's, and nobody else is.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ PROTOCOLS = [("x",), ("x", "y"), ("y", "x")]
 Answer: TypeAlias = Any
 Apply: TypeAlias = Callable[[Group | None], tuple[Group | None, Answer]]
 Ask: TypeAlias = Callable[[Group | None], Answer]
-Tell: TypeAlias = Callable[[Answer], None]
+Tell: TypeAlias = Callable[[Answer, Group | None], None]
 
 
 class Op(NamedTuple):
@@ -74,6 +75,7 @@ class Store:
 
     value: bytes | None = None
     version: int = 0
+    timers_over: set[Timer] = field(default_factory=set)
 
     def get(self) -> tuple[Group | None, int]:
         group = None if self.value is None else record.decode(KEY, self.value)
@@ -84,6 +86,8 @@ class Store:
             return False
         before, _ = self.get()
         check_step(before, group)
+        self.timers_over |= {*classic.timers(before)} - {*classic.timers(group)}
+        assert not self.timers_over & {*classic.timers(group)}
         self.value, self.version = record.encode("g", group), self.version + 1
         assert self.get()[0] == group
         return True
@@ -99,6 +103,11 @@ def check_step(before: Group | None, after: Group) -> None:
             # EMPTY, then PREPARING, ends a generation; COMPLETING, then STABLE, is the next.
             order = [GroupState.COMPLETING, GroupState.STABLE, GroupState.EMPTY, GroupState.PREPARING]
             assert order.index(after.state) >= order.index(before.state)
+        else:
+            away = {each.member_id for each in before.members.values() if not each.is_joining}
+            stayed = [each for each in after.members.values() if each.instance_id is None]
+            # Only one who joins with this very step.
+            assert len([each for each in stayed if each.member_id in away]) <= 1
 
 
 def check_sound(group: ClassicGroup) -> None:
@@ -114,6 +123,8 @@ def check_sound(group: ClassicGroup) -> None:
     if group.state in (GroupState.COMPLETING, GroupState.STABLE):
         assert members
         assert all(group.protocol in dict(each.protocols) for each in members)
+    if group.state is GroupState.STABLE:
+        assert sorted(b"".join(each.assignment for each in members)) == list(range(PARTITIONS))
     if group.state is not GroupState.PREPARING:
         assert not any(each.is_joining or each.is_new for each in members)
     if group.state in (GroupState.EMPTY, GroupState.PREPARING):
@@ -156,13 +167,12 @@ class Broker:
                 return False
         else:
             assert group is not None
-            if not self.store.put(group, self.version) or loses_answer:
-                self.look()
-                return False
-            self.queue.popleft()
-            self._answer(op, answer)
+            is_put = self.store.put(group, self.version)
             self.look()
-            return True
+            if is_put:
+                assert op.apply(self.group)[0] is self.group, "applied again, it does something else"
+            if not is_put or loses_answer:
+                return False
         self.queue.popleft()
         self._answer(op, answer)
         return True
@@ -171,7 +181,7 @@ class Broker:
         if answer is None:
             self.waiting.append(op)
         else:
-            op.tell(answer)
+            op.tell(answer, self.group)
 
 
 @dataclass
@@ -209,6 +219,7 @@ class Groups(RuleBasedStateMachine):
         self.clients: list[Client] = []
         self.numbers = count(1)
         self.timers: list[Timer] = []
+        self.sessions: list[tuple[str, Process]] = []
         # What was told to whom: generation, then member, or instance where it has one.
         self.told: dict[int, dict[str, bytes]] = {}
 
@@ -303,6 +314,11 @@ class Groups(RuleBasedStateMachine):
         if sessions:
             self._expel(self.brokers[at], *sessions[which % len(sessions)][:2])
 
+    @precondition(lambda self: self.sessions)
+    @rule(at=brokers_of, which=st.integers(0, 1_000))
+    def stale_session_ends(self, at: int, which: int) -> None:
+        self._expel(self.brokers[at], *self.sessions[which % len(self.sessions)])
+
     @rule()
     def all_is_quiet(self) -> None:
         """Nothing fails any more. Sessions of those end who do not live."""
@@ -330,9 +346,11 @@ class Groups(RuleBasedStateMachine):
         self.all_is_quiet()
 
     @invariant()
-    def remembers_timers(self) -> None:
+    def remembers_what_will_be_stale(self) -> None:
         group, _ = self.store.get()
         self.timers += [each for each in classic.timers(group) if each not in self.timers]
+        sessions = [(each.member_id, each.heard_by) for each in classic.sessions(group)]
+        self.sessions += [each for each in sessions if each not in self.sessions]
 
     # How it is done.
 
@@ -365,13 +383,27 @@ class Groups(RuleBasedStateMachine):
         return is_at_rest and set(group.members) == living and not group.pending
 
     def _fire(self, broker: Broker, timer: Timer) -> None:
-        self._do(broker, lambda group: (classic.fire(group, timer, 0), OK))
+        def fire(group: Group | None) -> tuple[Group | None, Answer]:
+            after = classic.fire(group, timer, 0)
+            is_stale = broker.version == self.store.version and timer in self.store.timers_over
+            assert not is_stale or after is group
+            return after, OK
+
+        self._do(broker, fire)
 
     def _expel(self, broker: Broker, member_id: str, heard_by: Process) -> None:
-        self._do(broker, lambda group: (classic.expel(group, member_id, heard_by, 0), OK))
+        def expel(group: Group | None) -> tuple[Group | None, Answer]:
+            after = classic.expel(group, member_id, heard_by, 0)
+            if after is not group:
+                assert isinstance(group, ClassicGroup)
+                member = group.members.get(member_id) or group.pending[member_id]
+                assert member.heard_by == heard_by
+            return after, OK
+
+        self._do(broker, expel)
 
     def _do(self, broker: Broker, apply: Apply) -> None:
-        broker.queue.append(Op(apply, lambda group: OK, lambda answer: None))
+        broker.queue.append(Op(apply, lambda group: OK, lambda answer, group: None))
 
     def _ask(self, client: Client, broker: Broker) -> None:
         """What a client does next: join, then sync, then heartbeats."""
@@ -407,7 +439,7 @@ class Groups(RuleBasedStateMachine):
             )
         )
 
-    def _joined(self, client: Client, asked: int, answer: Answer) -> None:
+    def _joined(self, client: Client, asked: int, answer: Answer, group: Group | None) -> None:
         if not self._hears(client, asked):
             return
         match answer:
@@ -452,8 +484,10 @@ class Groups(RuleBasedStateMachine):
             )
         )
 
-    def _synced(self, client: Client, asked: int, request: Sync, answer: Answer) -> None:
+    def _synced(self, client: Client, asked: int, request: Sync, answer: Answer, group: Group | None) -> None:
         if isinstance(answer, Synced):
+            assert isinstance(group, ClassicGroup)
+            assert group.generation == request.generation
             # Also of an answer that nobody hears.
             told = self.told.setdefault(request.generation, {})
             owner = request.instance_id or request.member_id
@@ -486,7 +520,7 @@ class Groups(RuleBasedStateMachine):
 
         broker.queue.append(Op(beat, lambda group: OK, partial(self._beaten, client, client.asked)))
 
-    def _beaten(self, client: Client, asked: int, answer: Answer) -> None:
+    def _beaten(self, client: Client, asked: int, answer: Answer, group: Group | None) -> None:
         if not self._hears(client, asked):
             return
         client.is_stable = answer is OK
