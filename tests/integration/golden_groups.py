@@ -43,9 +43,9 @@ def settings_of(scenario: Scenario) -> dict[str, str]:
     return {**SETTINGS, **scenario.settings}
 
 
-async def transcript(scenario: Scenario, address: tuple[str, int]) -> str:
+async def transcript(scenario: Scenario, address: tuple[str, int], *, of_kafka: bool) -> str:
     """One that could not go on ends with why."""
-    async with running(scenario.name, address) as script:
+    async with running(scenario.name, address, of_kafka) as script:
         try:
             await scenario.run(script)
         except Stuck as stuck:
@@ -80,18 +80,6 @@ def expected_of_dray(text: str) -> str:
     return "\n".join(line for block in blocks for line in block) + "\n"
 
 
-async def of_dray(scenario: Scenario, address: tuple[str, int]) -> str:
-    """What Dray answered, as `expected_of_dray` has it: without the notes of the script."""
-    written = f"\n\n{await transcript(scenario, address)}"
-    lines = written.splitlines(keepends=True)
-    kept, dropping = [], False
-    for line in lines:
-        dropping = line.startswith(("Dray <", "because ")) or (dropping and line.startswith(" "))
-        if not dropping:
-            kept.append(line)
-    return expected_of_dray("".join(kept))
-
-
 def write_from_kafka(names: Sequence[str]) -> None:
     DIRECTORY.mkdir(exist_ok=True)
     for settings, scenarios in _by_settings(names):
@@ -111,7 +99,7 @@ def write_from_kafka(names: Sequence[str]) -> None:
 async def _transcripts(scenarios: Sequence[Scenario], port: int) -> list[str]:
     address = ("127.0.0.1", port)
     await served(address)
-    return [await transcript(scenario, address) for scenario in scenarios]
+    return [await transcript(scenario, address, of_kafka=True) for scenario in scenarios]
 
 
 def compare_with_dray(names: Sequence[str]) -> None:
@@ -122,7 +110,7 @@ def compare_with_dray(names: Sequence[str]) -> None:
             try:
                 for scenario in scenarios:
                     expected = expected_of_dray((DIRECTORY / f"{scenario.name}.txt").read_text())
-                    got = asyncio.run(of_dray(scenario, ("127.0.0.1", broker.port)))
+                    got = asyncio.run(transcript(scenario, ("127.0.0.1", broker.port), of_kafka=False))
                     sys.stdout.write(difference(scenario.name, expected, got))
             finally:
                 broker.kill()

@@ -163,21 +163,6 @@ async def offsets_commit_old(s: Script) -> None:
 
 
 @scenario()
-async def offsets_by_topic_id(s: Script) -> None:
-    """Since version 10 topics are told by their ids."""
-    await s.topic("t", 2)
-    a = await s.connect("a")
-    await a(commit("g", {"t": {0: 5, 7: 5}, "unknown": {0: 5}}, version=10))
-    await a(fetch({"g": {"t": [0, 1], "unknown": [0]}}, version=10))
-    await a(fetch({"g": None}, version=10))
-    await a(fetch({"none": None, "also none": {"t": [0]}}, version=10))
-    await a(fetch({"g": {"t": [0]}}))
-    await alone(a, "h")
-    await a(commit("h", {"t": {0: 5}, "unknown": {0: 5}}, a, 1, version=10))
-    await a(commit("h", {"t": {0: 5}, "unknown": {0: 5}}, a, 2, version=10))
-
-
-@scenario()
 async def offsets_delete(s: Script) -> None:
     """OffsetDelete: not of topics that a member of the group is subscribed to."""
     await s.topic("t", 2)

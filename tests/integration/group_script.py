@@ -191,9 +191,10 @@ class Waiting:
 
 
 class Script:
-    """One run of a script against a broker."""
+    """One run of a script against a broker; `of_kafka` if what Dray answers otherwise is to be noted."""
 
-    def __init__(self, name: str, address: tuple[str, int]) -> None:
+    def __init__(self, name: str, address: tuple[str, int], of_kafka: bool) -> None:
+        self._of_kafka = of_kafka
         self._prefix = f"{name}."
         self._address = address
         self._connections: list[Connection] = []
@@ -204,7 +205,8 @@ class Script:
         self._topics_shown: dict[UUID, str] = {}
         # Text, or what becomes text when all names are known: a leader is told of a member before that is
         # told its own id.
-        self._blocks: list[str | tuple[str, Any, bool]] = []
+        self._blocks: list[str | _Block] = []
+        self._epoch: Told | None = None
 
     async def connect(self, *names: str) -> Any:
         """Connections, or the one of a single name."""
@@ -226,7 +228,7 @@ class Script:
         self._blocks.append(f"stuck: {why}")
 
     def transcript(self) -> str:
-        blocks = (each if isinstance(each, str) else self._written(*each) for each in self._blocks)
+        blocks = (each if isinstance(each, str) else self._written(each) for each in self._blocks)
         return "\n".join(blocks).strip() + "\n"
 
     # What scripts need and do not tell of
@@ -272,6 +274,26 @@ class Script:
             return found.group_state == state and members in (None, len(found.members))
 
         await eventually(there, f"{group} is {state} with {members} members")
+
+    async def is_assigned(self, connection: Connection, group: str, member: str) -> int:
+        """Until the member has partitions: its epoch, from which the transcript counts epochs on, as `e`.
+
+        It beats on its connection meanwhile, for Kafka gives partitions with the answers.
+        """
+
+        async def assigned() -> int:
+            (found,) = (await self._quietly("ConsumerGroupDescribe", 1, group_ids=[Name(group)])).groups
+            (one,) = (each for each in found.members if each.member_id == member)
+            if one.assignment.topic_partitions:
+                return int(one.member_epoch)
+            beat = consumer(group, member, one.member_epoch)
+            await connection.send(beat, self.resolve(beat))
+            await connection.receive(beat)
+            return 0
+
+        epoch = int(await eventually(assigned, f"{member} is assigned"))
+        self._epoch = Told(epoch, "e")
+        return epoch
 
     async def _assignable(self, topic: str, partitions: int) -> None:
         """Kafka answers before all of it knows of a topic: until a group of the same broker gets it all.
@@ -335,9 +357,9 @@ class Script:
     ) -> None:
         if ask.api in ("JoinGroup", "ConsumerGroupHeartbeat") and answer.member_id:
             self._meet(connection, ask, answer.member_id)
-        self._blocks.append((f"{connection.name} <", answer, True))
-        if dray:
-            self._blocks.append(("Dray <", _Differing(answer, dray), True))
+        self._blocks.append(_Block(f"{connection.name} <", answer, True, self._epoch))
+        if dray and self._of_kafka:
+            self._blocks.append(_Block("Dray <", answer, True, self._epoch, dray))
             self._blocks.append(f"because {because}")
 
     def _meet(self, connection: Connection, ask: Ask, member_id: str) -> None:
@@ -350,15 +372,17 @@ class Script:
             self._shown[member_id] = f"<{connection.name}{taken + 1 if taken else ''}>"
 
     def asked(self, connection: Connection, ask: Ask, sent: Mapping[str, Any], how: str = "") -> None:
-        self._blocks.append((f"{connection.name} > {ask.api} {ask.version}{how}", dict(sent), False))
+        head = f"{connection.name} > {ask.api} {ask.version}{how}"
+        self._blocks.append(_Block(head, dict(sent), False, self._epoch))
 
-    def _written(self, head: str, entity: Any, is_answer: bool) -> str:
-        differing = entity if isinstance(entity, _Differing) else _Differing(entity, {})
-        tree = _changed(self._tree("", differing.answer), differing.fields)
-        first, *more = _lines(tree, is_answer)
-        if not is_answer:
+    def _written(self, block: _Block) -> str:
+        tree = _changed(self._tree("", block.entity), block.changes)
+        if block.epoch is not None:
+            tree = _counted(tree, block.epoch)
+        first, *more = _lines(tree, block.is_answer)
+        if not block.is_answer:
             first, more = "", [first, *more]
-        return "\n".join([f"{head} {first}".rstrip(), *(f"    {line}" for line in more if line)])
+        return "\n".join([f"{block.head} {first}".rstrip(), *(f"    {line}" for line in more if line)])
 
     def _tree(self, name: str, value: Any) -> Any:
         """As it is shown: leaves are text."""
@@ -408,11 +432,14 @@ class Script:
         return json.dumps(value.replace(self._prefix, ""), ensure_ascii=False)
 
 
-class _Differing(NamedTuple):
-    """An answer of Kafka, and the fields of Dray's that differ, by their paths."""
+class _Block(NamedTuple):
+    """What becomes a request or an answer of the transcript."""
 
-    answer: Any
-    fields: Mapping[str, Any]
+    head: str
+    entity: Any
+    is_answer: bool
+    epoch: Told | None  # what epochs are counted from
+    changes: Mapping[str, Any] = {}  # fields of Dray's answer, by their paths
 
 
 class _Other(str):
@@ -460,8 +487,25 @@ def _changed(tree: Tree, changes: Mapping[str, Any]) -> Tree:
         place = changed
         for step in way:
             place = place[int(step)] if isinstance(place, list) else place[step]
-        place[int(last) if isinstance(place, list) else last] = value
+        key: Any = int(last) if isinstance(place, list) else last
+        place[key] = value(place[key]) if callable(value) else value
+    assert changed != tree or not changes, f"Dray's answer would be Kafka's: {changes}"
     return changed
+
+
+def _counted(tree: Tree, epoch: Told) -> Tree:
+    if isinstance(tree, list):
+        return [_counted(each, epoch) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    counted = {}
+    for name, value in tree.items():
+        if name in ("member_epoch", "group_epoch", "assignment_epoch") and int(value) >= epoch:
+            more = int(value) - epoch
+            counted[name] = f"{epoch.name}+{more}" if more else epoch.name
+        else:
+            counted[name] = _counted(value, epoch)
+    return counted
 
 
 def _at(answer: Any, path: str) -> Any:
@@ -484,8 +528,8 @@ async def eventually(attempt: Callable[[], Awaitable[Any]], what: str) -> Any:
 
 
 @asynccontextmanager
-async def running(name: str, address: tuple[str, int]) -> AsyncIterator[Script]:
-    script = Script(name, address)
+async def running(name: str, address: tuple[str, int], of_kafka: bool) -> AsyncIterator[Script]:
+    script = Script(name, address, of_kafka)
     try:
         yield script
     finally:
@@ -494,7 +538,7 @@ async def running(name: str, address: tuple[str, int]) -> AsyncIterator[Script]:
 
 async def served(address: tuple[str, int]) -> None:
     """Until the broker serves groups: Kafka makes the topic of their records when first asked."""
-    async with running("warm-up", address) as script:
+    async with running("warm-up", address, of_kafka=True) as script:
         connection = await script.connect("warm-up")
 
         async def found() -> bool:
@@ -613,7 +657,7 @@ def commit(
             at, leader_epoch, metadata = offset if isinstance(offset, tuple) else (offset, -1, "")
             row = {"partition_index": index, "committed_offset": at, "committed_metadata": metadata}
             rows.append(row if leader_epoch < 0 else {**row, "committed_leader_epoch": leader_epoch})
-        topics.append({**_topic(topic, version), "partitions": rows})
+        topics.append({"name": Name(topic), "partitions": rows})
     fields = {
         "group_id": Name(group),
         "generation_id_or_member_epoch": generation,
@@ -627,17 +671,11 @@ def commit(
 Wanted: TypeAlias = Mapping[str, Sequence[int]]
 
 
-def _topic(topic: str, version: int) -> dict[str, Any]:
-    """OffsetCommit and OffsetFetch have topic ids since version 10."""
-    return {"topic_id": TopicId(topic)} if version >= 10 else {"name": Name(topic)}
-
-
-def _wanted(topics: Wanted | None, version: int) -> list[dict[str, Any]] | None:
+def _wanted(topics: Wanted | None) -> list[dict[str, Any]] | None:
     if topics is None:
         return None
     return [
-        {**_topic(topic, version), "partition_indexes": list(partitions)}
-        for topic, partitions in topics.items()
+        {"name": Name(topic), "partition_indexes": list(partitions)} for topic, partitions in topics.items()
     ]
 
 
@@ -652,14 +690,14 @@ def fetch(
     """Of some partitions of each group, or of all that are committed: None."""
     rows: list[dict[str, Any]] = []
     for group, topics in groups.items():
-        row: dict[str, Any] = {"group_id": Name(group), "topics": _wanted(topics, version)}
+        row: dict[str, Any] = {"group_id": Name(group), "topics": _wanted(topics)}
         rows.append(row if member is None else {**row, "member_id": member, "member_epoch": epoch})
     return Ask("OffsetFetch", version, {"groups": rows, "require_stable": stable})
 
 
 def fetch_alone(group: str, topics: Wanted | None, version: int, *, stable: bool = False) -> Ask:
     """As before there were several groups in a request."""
-    fields = {"group_id": Name(group), "topics": _wanted(topics, version), "require_stable": stable}
+    fields = {"group_id": Name(group), "topics": _wanted(topics), "require_stable": stable}
     return Ask("OffsetFetch", version, fields)
 
 

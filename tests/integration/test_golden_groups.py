@@ -11,7 +11,7 @@ import pytest
 
 from dray.broker import open_broker
 from dray.config import Given, load_settings
-from tests.integration.golden_groups import DIRECTORY, difference, expected_of_dray, of_dray, settings_of
+from tests.integration.golden_groups import DIRECTORY, difference, expected_of_dray, settings_of, transcript
 from tests.integration.group_script import SCENARIOS, served
 
 
@@ -29,5 +29,5 @@ async def test_answers_are_those_of_kafka(name: str, tmp_path: Path) -> None:
         assert broker.address is not None
         address = (broker.address.host, broker.address.port)
         await served(address)
-        got = await of_dray(scenario, address)
+        got = await transcript(scenario, address, of_kafka=False)
     assert got == expected, difference(name, expected, got)
