@@ -118,6 +118,7 @@ class GroupCoordinator:
         self._now_ms = wall_clock_ms
         self._loop = asyncio.get_running_loop()
         self._groups: dict[str, _Timed] = {}  # the least lately used first
+        self._forget_at = MAX_IDLE
         self._tasks: set[asyncio.Task[None]] = set()
         self._registrations = registry.registrations
         self._survey_wanted = asyncio.Event()
@@ -350,11 +351,12 @@ class GroupCoordinator:
         return timed
 
     def _forget_idle(self) -> None:
-        if len(self._groups) < MAX_IDLE:
+        if len(self._groups) < self._forget_at:
             return
         idle = [group_id for group_id, timed in self._groups.items() if timed.is_idle]
         for group_id in idle[: len(idle) - MAX_IDLE // 2]:
             self._groups.pop(group_id).disarm()
+        self._forget_at = len(self._groups) + MAX_IDLE  # not soon again, however many there are
 
     def _domain_of(self, group_id: str) -> int:
         return domain_of(group_id, self._num_domains)
@@ -368,7 +370,7 @@ class GroupCoordinator:
         timed = self._groups.get(group_id)
         if timed is not None:
             timed.live.told(version)
-        if self._holds(group_id):
+        if self._holds(group_id) and (timed is not None or version is not None):
             timed = timed or self._of(group_id)
             if not timed.live.is_known:
                 timed.live.read_again()
@@ -457,13 +459,15 @@ class GroupCoordinator:
             log.warning("group %r: %s is tried again: %s", live.group_id, key, error)
 
     async def _survey(self) -> None:
-        """Find the groups whose timers this broker holds now, and time those that it knows anew."""
+        """Find the groups that this broker has to time, by its hash or because it hears a member."""
         for timed in list(self._groups.values()):
             self._set_clocks(timed)
         async for group_id, group in self._all():
-            if group_id in self._groups or not self._holds(group_id):
+            if group_id in self._groups:
                 continue
-            if any(_timers(group)) or any(_sessions(group, self.limits)):
+            sessions = list(_sessions(group, self.limits))
+            is_held = self._holds(group_id) and (any(sessions) or any(_timers(group)))
+            if is_held or any(session.heard_by == self.process for session in sessions):
                 self._of(group_id).live.read_again()
 
     async def _all(self) -> AsyncIterator[ListedGroup]:
@@ -490,6 +494,7 @@ class GroupCoordinator:
             except TimeoutError:
                 pass
             self._sweep_wanted.clear()
+            self._survey_wanted.set()
             try:
                 await self.sweep()
             except DrayError as error:
