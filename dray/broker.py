@@ -149,6 +149,7 @@ class Broker:
         await registry.start()
         self._run(registry.run(), "registry")
         self._groups = groups = self._open_groups(registry)
+        self._topic_view.subscribe(self._topic_changed)
         services = Services(
             cluster_id=self._cluster.cluster_id,
             registry=registry,
@@ -250,6 +251,10 @@ class Broker:
             self._witness.know(where.object_id)
             self._index.add(placed, done.began)
             self._wakeups.wake(placed.entry.stream_id)
+
+    def _topic_changed(self, segment: str) -> None:
+        if self._topic_view.get(segment) is None and self._groups is not None:
+            self._groups.topics_deleted()
 
     def _use_settings(self) -> None:
         settings = self._cluster_settings

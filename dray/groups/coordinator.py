@@ -77,6 +77,8 @@ RETRY_S = 1.0
 STALL_S = 0.5
 # Groups that nobody here has to do with are remembered, as simple consumers commit again and again.
 MAX_IDLE = 1_000
+# Topics are often deleted one after the other: their offsets go together.
+SWEEP_PAUSE_S = 5.0
 # Records of groups may be large.
 PAGE_RECORDS = 100
 
@@ -491,6 +493,7 @@ class GroupCoordinator:
             try:
                 async with asyncio.timeout(self._retention_check_s):
                     await self._sweep_wanted.wait()
+                    await asyncio.sleep(SWEEP_PAUSE_S)
             except TimeoutError:
                 pass
             self._sweep_wanted.clear()
