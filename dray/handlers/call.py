@@ -28,10 +28,11 @@ from dray.topics.configs import ConfigType
 
 NO_THROTTLE = timedelta(0)
 NOBODY = UUID(int=0)  # Kafka's way to say that there is no topic id
-# Partitions of one request that are looked up or changed at once: each asks the store.
+# Partitions or groups of one request that are looked up or changed at once: each asks the store.
 MAX_AT_ONCE = 16
 
 Part = TypeVar("Part")
+Answer = TypeVar("Answer")
 
 
 class DescribedSetting(NamedTuple):
@@ -135,13 +136,20 @@ async def answer_partitions(
         topic = await find_topic(call.services.topics, entity)
     except DrayError as error:
         topic = error
-    turns = asyncio.Semaphore(MAX_AT_ONCE)
+    return await side_by_side(parts, lambda part: answer(call, topic, part))
 
-    async def in_turn(part: Part) -> dict[str, Any]:
-        async with turns:
-            return await answer(call, topic, part)
 
-    return await asyncio.gather(*(in_turn(part) for part in parts))
+async def side_by_side(things: Iterable[Part], answer: Callable[[Part], Awaitable[Answer]]) -> list[Answer]:
+    """The answers, in order, `MAX_AT_ONCE` of them sought at a time, however many there are."""
+    numbered = enumerate(things)
+    answers: dict[int, Answer] = {}
+
+    async def work() -> None:
+        for number, thing in numbered:  # each of them is taken by one
+            answers[number] = await answer(thing)
+
+    await asyncio.gather(*(work() for _ in range(MAX_AT_ONCE)))
+    return [answers[number] for number in range(len(answers))]
 
 
 def stream_of(topic: Topic, partition: int) -> int:

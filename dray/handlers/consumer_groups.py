@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 
 from kio.schema.errors import ErrorCode
 
-from dray.errors import DrayError, UnknownGroup
+from dray.errors import DrayError, InvalidGroupId, InvalidMemberRequest, UnknownGroup
 from dray.groups.coordinator import state_of
 from dray.groups.group import Assignment, Beat, ConsumerGroup, ConsumerMember
-from dray.handlers.call import NO_THROTTLE, NOBODY, Call
+from dray.handlers.call import NO_THROTTLE, NOBODY, Call, side_by_side
 from dray.handlers.errors import code_of, message_of
 from dray.handlers.group_admin import NOT_ASKED, authorized_operations
 from dray.handlers.groups import client_host, to_ms
@@ -52,6 +52,8 @@ async def heartbeat(call: Call) -> Fields:
         "assignment": None,
     }
     try:
+        if not body.group_id:
+            raise InvalidMemberRequest("a group id is needed")
         beaten = await groups.beat(body.group_id, beat)
     except DrayError as error:
         log.info("ConsumerGroupHeartbeat %r: %s", body.group_id, error)
@@ -68,7 +70,8 @@ async def heartbeat(call: Call) -> Fields:
 
 async def describe(call: Call) -> Fields:
     """Each group once, however often it is asked for: an answer is much larger than its question."""
-    groups = [await _described(call, group_id) for group_id in dict.fromkeys(call.body.group_ids)]
+    named = dict.fromkeys(call.body.group_ids)
+    groups = await side_by_side(named, lambda group_id: _described(call, group_id))
     return {"throttle_time": NO_THROTTLE, "groups": groups}
 
 
@@ -86,6 +89,8 @@ async def _described(call: Call, group_id: str) -> dict[str, Any]:
     }
     groups = call.services.groups
     try:
+        if not group_id:
+            raise InvalidGroupId("a group id is needed")
         group = await groups.find(group_id)
         if not isinstance(group, ConsumerGroup):
             raise UnknownGroup(f"there is no consumer group {group_id!r}")

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from dray.errors import DrayError, UnknownGroup
 from dray.groups.coordinator import state_of
 from dray.groups.group import ClassicGroup, ConsumerGroup, GroupState
-from dray.handlers.call import NO_THROTTLE, Call
+from dray.handlers.call import NO_THROTTLE, Call, side_by_side
 from dray.handlers.errors import code_of, message_of
 from dray.protocol.codec import Fields
 
@@ -54,20 +54,21 @@ async def list_groups(call: Call) -> Fields:
 
 async def describe_groups(call: Call) -> Fields:
     """Each group once, however often it is asked for: an answer is much larger than its question."""
-    groups = [await _described(call, group_id) for group_id in dict.fromkeys(call.body.groups)]
+    groups = await side_by_side(dict.fromkeys(call.body.groups), lambda group_id: _described(call, group_id))
     return {"throttle_time": NO_THROTTLE, "groups": groups}
 
 
 async def delete_groups(call: Call) -> Fields:
-    results = []
-    for group_id in dict.fromkeys(call.body.groups_names):
+    async def delete(group_id: str) -> dict[str, Any]:
         code = ErrorCode.none
         try:
             await call.services.groups.delete(group_id)
         except DrayError as error:
             log.info("DeleteGroups %r: %s", group_id, error)
             code = code_of(error)
-        results.append({"group_id": group_id, "error_code": code})
+        return {"group_id": group_id, "error_code": code}
+
+    results = await side_by_side(dict.fromkeys(call.body.groups_names), delete)
     return {"throttle_time": NO_THROTTLE, "results": results}
 
 

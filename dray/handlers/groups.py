@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from kio.schema.errors import ErrorCode
 
-from dray.errors import DrayError, MemberIdRequired
+from dray.errors import DrayError, InconsistentProtocol, MemberIdRequired
 from dray.groups.group import Join, Leaving, Sync
 from dray.handlers.call import NO_THROTTLE, Call
 from dray.handlers.errors import code_of
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 # From this version of JoinGroup on, newcomers are told their id before they join (KIP-394).
 NEEDS_KNOWN_ID = 4
 CAN_SKIP_ASSIGNMENT = 9
+# From this version of SyncGroup on, members say which protocol they mean (KIP-559).
+NAMES_PROTOCOL = 5
 # From this version of LeaveGroup on, several members may leave at once.
 BATCH_LEAVE = 3
 NO_GENERATION = -1
@@ -92,6 +94,8 @@ async def sync_group(call: Call) -> Fields:
     )
     answer: dict[str, Any] = {"throttle_time": NO_THROTTLE, "error_code": ErrorCode.none, "assignment": b""}
     try:
+        if call.version >= NAMES_PROTOCOL and None in (request.protocol_type, request.protocol):
+            raise InconsistentProtocol("it does not say which protocol it means")
         synced = await call.services.groups.sync(body.group_id, request, call.connection.ended)
     except DrayError as error:
         log.info("SyncGroup %r: %s", body.group_id, error)

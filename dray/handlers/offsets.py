@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -22,7 +21,7 @@ from dray.errors import (
 from dray.groups.classic import CONSUMER_PROTOCOL
 from dray.groups.group import ConsumerGroup
 from dray.groups.offsets import Committed, Key
-from dray.handlers.call import MAX_AT_ONCE, NO_THROTTLE, Call, find_topic, stream_of
+from dray.handlers.call import NO_THROTTLE, Call, find_topic, side_by_side, stream_of
 from dray.handlers.errors import code_of
 from dray.protocol.codec import Fields
 from dray.topics.catalog import Topic
@@ -76,7 +75,8 @@ async def offset_commit(call: Call) -> Fields:
                 committed_at_ms=now_ms,
                 expire_at_ms=expire_at_ms,
             )
-        topics.append({"name": entity.name, "partitions": answers})
+        if answers:
+            topics.append({"name": entity.name, "partitions": answers})
     if asked:
         code = await _commit(call, offsets)
         if code is not ErrorCode.none:
@@ -111,15 +111,9 @@ async def offset_fetch(call: Call) -> Fields:
     """Nothing here is ever unstable (`require_stable`): there are no transactions."""
     if call.version < SEVERAL_GROUPS:
         return {"throttle_time": NO_THROTTLE, **await _fetch(call, call.body)}
-    turns = asyncio.Semaphore(MAX_AT_ONCE)
-
-    async def in_turn(entity: Any) -> dict[str, Any]:
-        async with turns:
-            return await _fetch(call, entity)
-
     # Each once: an answer may be much larger than its question.
     asked = {entity.group_id: entity for entity in call.body.groups}
-    groups = await asyncio.gather(*(in_turn(entity) for entity in asked.values()))
+    groups = await side_by_side(asked.values(), lambda entity: _fetch(call, entity))
     return {"throttle_time": NO_THROTTLE, "groups": groups}
 
 
@@ -133,7 +127,7 @@ async def _fetch(call: Call, entity: Any) -> dict[str, Any]:
         code = ErrorCode.not_coordinator if isinstance(error, MetadataError) else code_of(error)
         if call.version < GROUP_ERROR:
             failed = {**NOT_COMMITTED, "error_code": code}
-            return answer | {"topics": [_answer(topic, lambda _: failed) for topic in entity.topics]}
+            return answer | {"topics": _answers(entity.topics, lambda _: failed)}
         return answer | {"error_code": code, "topics": ()}
     if entity.topics is None:
         return answer | {"topics": _all(offsets)}
@@ -141,7 +135,7 @@ async def _fetch(call: Call, entity: Any) -> dict[str, Any]:
     def found(at: Key) -> dict[str, Any]:
         return _fields(offsets[at]) if at in offsets else NOT_COMMITTED
 
-    return answer | {"topics": [_answer(topic, found) for topic in entity.topics]}
+    return answer | {"topics": _answers(entity.topics, found)}
 
 
 async def _committed(call: Call, entity: Any) -> dict[Key, Committed]:
@@ -167,9 +161,15 @@ async def _committed(call: Call, entity: Any) -> dict[Key, Committed]:
     return {at: each.value for at, each in found.items() if names[each.value.topic_id] == at[0]}
 
 
-def _answer(topic: Any, fields_of: Callable[[Key], dict[str, Any]]) -> dict[str, Any]:
-    partitions = [{"partition_index": i, **fields_of((topic.name, i))} for i in topic.partition_indexes]
-    return {"name": topic.name, "partitions": partitions}
+def _answers(topics: Iterable[Any], fields_of: Callable[[Key], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each partition once: an index is four bytes of a request, and its metadata thousands of the answer."""
+    asked: dict[str, dict[int, None]] = {}
+    for topic in topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    return [
+        {"name": name, "partitions": [{"partition_index": i, **fields_of((name, i))} for i in indexes]}
+        for name, indexes in asked.items()
+    ]
 
 
 def _all(offsets: Mapping[Key, Committed]) -> list[dict[str, Any]]:
@@ -205,12 +205,11 @@ async def offset_delete(call: Call) -> Fields:
             codes.setdefault(entity.name, {})[part.partition_index] = code
     answer = {"throttle_time": NO_THROTTLE, "error_code": ErrorCode.none, "topics": ()}
     try:
-        if existing:
-            in_use = await _in_use(call, {name for name, _ in existing})
-            await groups.offsets.delete(group_id, {at for at in existing if at[0] not in in_use})
-            for name, index in existing:
-                if name in in_use:
-                    codes[name][index] = ErrorCode.group_subscribed_to_topic
+        in_use = await _in_use(call, {name for name, _ in existing})
+        await groups.offsets.delete(group_id, {at for at in existing if at[0] not in in_use})
+        for name, index in existing:
+            if name in in_use:
+                codes[name][index] = ErrorCode.group_subscribed_to_topic
     except DrayError as error:
         log.info("OffsetDelete %r: %s", group_id, error)
         return answer | {"error_code": _code_of(error)}
