@@ -219,13 +219,16 @@ class Groups(RuleBasedStateMachine):
             self.answer(client, fate)
 
     @precondition(lambda self: self.living())
-    @rule(broker=brokers)
-    def everybody_is_heard(self, broker: int) -> None:
+    @rule(broker=brokers, fate=fates, reconciles=st.booleans())
+    def everybody_is_heard(self, broker: int, fate: str, reconciles: bool) -> None:
         """What mostly happens, so that examples get somewhere."""
         for client in self.living():
             if client.sent is None:
                 client.sent = client.next_beat(self.brokers[broker])
-            self.answer(client, "answered")
+            self.answer(client, fate)
+            if reconciles and not client.is_leaving:
+                client.give_up()
+                client.owned = dict(client.told)
 
     @precondition(lambda self: self.living())
     @rule(data=st.data(), is_whole=st.booleans())
