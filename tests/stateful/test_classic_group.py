@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dray.errors import (
     FencedInstance,
@@ -52,7 +52,7 @@ from dray.groups.group import (
 KEY = "groups/g"
 PARTITIONS = 5
 LIMITS = GroupLimits(max_size=4)
-MAX_CLIENTS = 6
+MAX_CLIENTS = 5  # that live at one time: one more than there is room for
 # Far more than the few rounds in which the largest of these groups settles.
 MAX_ROUNDS = 100
 PROTOCOLS = [("x",), ("x", "y"), ("y", "x")]
@@ -225,22 +225,22 @@ class Groups(RuleBasedStateMachine):
 
     # What happens.
 
-    @precondition(lambda self: len(self.clients) < MAX_CLIENTS)
-    @rule(
-        instance_id=st.sampled_from([None, None, None, "i", "j"]),
-        protocols=st.sampled_from(PROTOCOLS),
-        needs_known_id=st.booleans(),
-        can_skip_assignment=st.booleans(),
+    kinds = st.tuples(
+        st.sampled_from([None, None, None, None, "i", "j"]),
+        st.sampled_from(PROTOCOLS),
+        st.booleans(),
+        st.booleans(),
     )
-    def starts(
-        self,
-        instance_id: str | None,
-        protocols: tuple[str, ...],
-        needs_known_id: bool,
-        can_skip_assignment: bool,
-    ) -> None:
-        name = f"c{len(self.clients)}"
-        self.clients.append(Client(name, instance_id, protocols, needs_known_id, can_skip_assignment))
+
+    @initialize(kinds=st.lists(kinds, min_size=2, max_size=4))
+    def begins(self, kinds: list[tuple[str | None, tuple[str, ...], bool, bool]]) -> None:
+        for kind in kinds:
+            self.starts(kind)
+
+    @precondition(lambda self: len(self.living) < MAX_CLIENTS)
+    @rule(kind=kinds)
+    def starts(self, kind: tuple[str | None, tuple[str, ...], bool, bool]) -> None:
+        self.clients.append(Client(f"c{len(self.clients)}", *kind))
 
     clients_of = st.integers(0, MAX_CLIENTS - 1)
     brokers_of = st.integers(0, 1)
@@ -251,14 +251,17 @@ class Groups(RuleBasedStateMachine):
         if client is not None and not client.asked:
             self._ask(client, self.brokers[at])
 
-    @rule(who=clients_of, at=brokers_of)
-    def asks_and_is_served(self, who: int, at: int) -> None:
-        self.asks(who, at)
-        self.steps(at, False)
+    @rule(at=brokers_of)
+    def all_ask(self, at: int) -> None:
+        for who, client in enumerate(self.living):
+            if not client.asked:
+                self._ask(client, self.brokers[(who + at) % 2])
 
-    @rule(at=brokers_of, loses_answer=st.booleans())
-    def steps(self, at: int, loses_answer: bool) -> None:
-        self.brokers[at].step(loses_answer=loses_answer)
+    @rule(at=brokers_of, steps=st.integers(1, 6), loses_answer=st.booleans())
+    def serves(self, at: int, steps: int, loses_answer: bool) -> None:
+        for _ in range(steps):
+            self.brokers[at].step(loses_answer=loses_answer)
+            loses_answer = False
 
     @rule(at=brokers_of)
     def looks(self, at: int) -> None:
@@ -277,6 +280,7 @@ class Groups(RuleBasedStateMachine):
         if client is not None and client.asked:
             self._reset(client)
 
+    @precondition(lambda self: len(self.living) > 1)
     @rule(who=clients_of, at=brokers_of)
     def leaves(self, who: int, at: int) -> None:
         client = self._client(who)
@@ -285,6 +289,7 @@ class Groups(RuleBasedStateMachine):
             client.is_alive = False
             self._do(self.brokers[at], lambda group: _outcome(classic.leave(group, leaving, 0)))
 
+    @precondition(lambda self: len(self.living) > 1)
     @rule(who=clients_of)
     def crashes(self, who: int) -> None:
         client = self._client(who)
@@ -324,16 +329,14 @@ class Groups(RuleBasedStateMachine):
         """Nothing fails any more. Sessions of those end who do not live."""
         for _ in range(MAX_ROUNDS):
             before = self._what_is()
-            for at, client in enumerate(self.clients):
-                if client.is_alive and not client.asked:
-                    self._ask(client, self.brokers[at % 2])
+            self.all_ask(0)
             self._serve()
             if self._what_is() != before:
                 continue  # there is time enough for whatever clients do
             if self._is_settled():
                 return
             group, _ = self.store.get()
-            living = set[str]().union(*(client.ids for client in self.clients if client.is_alive))
+            living = set[str]().union(*(client.ids for client in self.living))
             for member_id, heard_by, _ in classic.sessions(group):
                 if member_id not in living:
                     self._expel(self.brokers[0], member_id, heard_by)
@@ -354,9 +357,12 @@ class Groups(RuleBasedStateMachine):
 
     # How it is done.
 
+    @property
+    def living(self) -> list[Client]:
+        return [client for client in self.clients if client.is_alive]
+
     def _client(self, who: int) -> Client | None:
-        living = [client for client in self.clients if client.is_alive]
-        return living[who % len(living)] if living else None
+        return self.living[who % len(self.living)] if self.living else None
 
     def _serve(self) -> None:
         for _ in range(MAX_ROUNDS):
@@ -374,8 +380,8 @@ class Groups(RuleBasedStateMachine):
 
     def _is_settled(self) -> bool:
         group, _ = self.store.get()
-        living = {client.member_id for client in self.clients if client.is_alive}
-        if not all(client.is_stable for client in self.clients if client.is_alive):
+        living = {client.member_id for client in self.living}
+        if not all(client.is_stable for client in self.living):
             return False
         if not isinstance(group, ClassicGroup):
             return not living
@@ -550,8 +556,8 @@ def _outcome(outcome: Any) -> tuple[Group | None, Answer]:
 
 TestGroups = Groups.TestCase
 TestGroups.settings = settings(
-    max_examples=300,
-    stateful_step_count=60,
+    max_examples=200,
+    stateful_step_count=80,
     deadline=None,
     print_blob=True,
     suppress_health_check=list(HealthCheck),
