@@ -18,7 +18,7 @@ from uuid import UUID
 
 from google.protobuf.message import DecodeError
 
-from dray.errors import CorruptStore, IncompatibleStore, InvalidGroupId
+from dray.errors import CorruptStore, IncompatibleStore, InvalidGroupId, TooLarge
 from dray.groups import group_pb2 as pb
 from dray.groups.group import (
     Assignment,
@@ -44,8 +44,9 @@ EMPTY_SEGMENT = "%"
 PLAIN, ZLIB = b"\0", b"\1"
 # Below this, packing costs more time than the bytes it saves.
 PACK_FROM_BYTES = 2_048
-# Far above what any store takes in one put; bounds what a damaged record can make of itself.
-MAX_RECORD_BYTES = 64 * 2**20
+# Unpacked, and about what the largest of the stores takes packed: zeros shrink to a thousandth, and every
+# broker that has to do with the group would hold all of them.
+MAX_RECORD_BYTES = 16 * 2**20
 
 _CLASSIC_STATES = {
     GroupState.EMPTY: pb.Classic.EMPTY,
@@ -92,6 +93,7 @@ def group_of_key(key: str) -> str | None:
 
 
 def encode(group_id: str, group: Group) -> bytes:
+    """Raises `TooLarge`, whatever the store takes."""
     message = pb.Group(format=FORMAT, group_id=group_id)
     match group:
         case ClassicGroup():
@@ -100,6 +102,9 @@ def encode(group_id: str, group: Group) -> bytes:
             _write_consumer(message.consumer, group)
         case Dying():
             message.dying.SetInParent()
+    size = message.ByteSize()
+    if size >= MAX_RECORD_BYTES:
+        raise TooLarge("bytes in the record of a group", size, MAX_RECORD_BYTES)
     body = message.SerializeToString()
     return PLAIN + body if len(body) < PACK_FROM_BYTES else ZLIB + zlib.compress(body, 1)
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dray.errors import CorruptStore, IncompatibleStore
+from dray.errors import CorruptStore, IncompatibleStore, TooLarge
 from dray.groups import group_pb2 as pb
 from dray.groups import record
 from dray.groups.group import (
@@ -397,6 +397,18 @@ def test_record_that_would_fill_the_memory_is_not_unpacked(monkeypatch: pytest.M
     value = b"\1" + zlib.compress(bytes(10_000_000))
     with pytest.raises(CorruptStore, match="too large"):
         record.decode(KEY, value)
+
+
+def test_what_would_not_be_read_again_is_not_written() -> None:
+    """Zeros fit into any store when they are packed; the group could not be read by anybody from then on."""
+
+    def group(size: int) -> ClassicGroup:
+        return ClassicGroup(members=by_id(classic_member("a", assignment=bytes(size))))
+
+    largest = group(16 * 2**20 - 1_000)
+    assert record.decode(KEY, record.encode(GROUP_ID, largest)) == largest
+    with pytest.raises(TooLarge):
+        record.encode(GROUP_ID, group(16 * 2**20))
 
 
 @given(groups, st.data())
