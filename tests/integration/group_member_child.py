@@ -93,7 +93,8 @@ class Member:
         try:
             self._run()
         except Exception as error:
-            say(self.name, "failed", error=type(error).__name__, message=str(error))
+            why = f"{error} {error.__cause__!r}" if error.__cause__ else str(error)
+            say(self.name, "failed", error=type(error).__name__, message=why)
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -294,17 +295,25 @@ class KafkaPythonMember(Member):
         wanted = self._wanted
         member = self
 
-        class Listener(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
-            def on_partitions_assigned(self, assigned: Any) -> None:
+        class Listener(kafka.AsyncConsumerRebalanceListener):  # type: ignore[misc]
+            """Runs in the client's own thread, which must not wait for itself."""
+
+            async def on_partitions_assigned(self, assigned: Any) -> None:
                 member._assigned(_places(assigned))
 
-            def on_partitions_revoked(self, revoked: Any) -> None:
+            async def on_partitions_revoked(self, revoked: Any) -> None:
                 places = _places(revoked)
                 if wanted["auto_commit_ms"] is None and (dirty := member._dirty(places)):
-                    member._commit(dirty, wait=True)
+                    sent = time.monotonic_ns()
+                    try:
+                        await consumer.commit_async(member._given(dirty))
+                    except kafka.errors.KafkaError as error:
+                        member._committed(dirty, sent, repr(error))
+                    else:
+                        member._committed(dirty, sent)
                 member._revoked(places)
 
-            def on_partitions_lost(self, lost: Any) -> None:
+            async def on_partitions_lost(self, lost: Any) -> None:
                 member._lost(_places(lost))
 
         consumer = self._consumer = kafka.KafkaConsumer(
@@ -343,11 +352,15 @@ class KafkaPythonMember(Member):
         consumer.close()
         say(self.name, "closed")
 
-    def _commit(self, offsets: Offsets, wait: bool) -> None:
-        given = {
+    @staticmethod
+    def _given(offsets: Offsets) -> dict[Any, Any]:
+        return {
             kafka.TopicPartition(*place): OffsetAndMetadata(offset, text, -1)
             for place, (offset, text) in offsets.items()
         }
+
+    def _commit(self, offsets: Offsets, wait: bool) -> None:
+        given = self._given(offsets)
         sent = time.monotonic_ns()
         if not wait:
 
