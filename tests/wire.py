@@ -270,4 +270,5 @@ _RANDOM: dict[str, Callable[[random.Random], Any]] = {
     "records": lambda rng: rng.randbytes(rng.choice((0, 1, 127, 128, 20_000))),
     "uuid": lambda rng: rng.choice((UUID(int=rng.getrandbits(128)), UUID(int=1))),
     "timedelta_i32": lambda rng: timedelta(milliseconds=_integer(32)(rng)),
+    "timedelta_i64": lambda rng: timedelta(milliseconds=_integer(53)(rng)),  # kio reads no more
 }

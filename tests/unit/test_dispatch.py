@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from kio.index import load_request_schema
@@ -36,7 +36,15 @@ OFFERED = {
     "Fetch": (1, 4, 17),
     "ListOffsets": (2, 1, 10),
     "Metadata": (3, 0, 13),
+    "OffsetCommit": (8, 2, 9),
+    "OffsetFetch": (9, 1, 9),
     "FindCoordinator": (10, 0, 6),
+    "JoinGroup": (11, 0, 9),
+    "Heartbeat": (12, 0, 4),
+    "LeaveGroup": (13, 0, 5),
+    "SyncGroup": (14, 0, 5),
+    "DescribeGroups": (15, 0, 6),
+    "ListGroups": (16, 0, 5),
     "ApiVersions": (18, 0, 4),
     "CreateTopics": (19, 2, 7),
     "DeleteTopics": (20, 1, 6),
@@ -47,13 +55,17 @@ OFFERED = {
     "AlterConfigs": (33, 0, 2),
     "DescribeLogDirs": (35, 1, 4),
     "CreatePartitions": (37, 0, 3),
+    "DeleteGroups": (42, 0, 2),
     "ElectLeaders": (43, 0, 2),
     "IncrementalAlterConfigs": (44, 0, 1),
     "AlterPartitionReassignments": (45, 0, 1),
     "ListPartitionReassignments": (46, 0, 0),
+    "OffsetDelete": (47, 0, 0),
     "UpdateFeatures": (57, 0, 2),
     "DescribeCluster": (60, 0, 2),
     "DescribeProducers": (61, 0, 0),
+    "ConsumerGroupHeartbeat": (68, 0, 1),
+    "ConsumerGroupDescribe": (69, 0, 1),
     "ListConfigResources": (74, 0, 1),
     "DescribeTopicPartitions": (75, 0, 0),
 }
@@ -69,6 +81,9 @@ OK = ErrorCode.none
 UNKNOWN = ErrorCode.unknown_topic_or_partition
 UNKNOWN_ID = ErrorCode.unknown_topic_id
 BAD = ErrorCode.invalid_request
+NO_GROUP_ID = ErrorCode.invalid_group_id
+NO_GROUP = ErrorCode.group_id_not_found
+NO_MEMBER = ErrorCode.unknown_member_id
 
 
 class Client:
@@ -76,6 +91,7 @@ class Client:
         assert broker.address is not None
         self._port = broker.address.port
         self.topic_id = NOWHERE
+        self.member_id = ""  # of the one member of the group `classic`
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self._port)
@@ -106,11 +122,42 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clie
         created = await one.ask(19, 7, {"topics": [new_topic("known", 2)]})
         assert created.topics[0].error_code is OK
         one.topic_id = created.topics[0].topic_id
+        joined = await one.ask(11, 3, join("classic"))
+        one.member_id = joined.member_id
+        synced = await one.ask(14, 3, sync("classic", one.member_id, joined.generation_id))
+        beaten = await one.ask(68, 1, beat("consumer", "m", subscribed_topic_names=["known"]))
+        codes = [answer.error_code for answer in (joined, synced, beaten)]
+        assert (codes, joined.generation_id, beaten.member_epoch) == ([OK] * 3, 1, 1)
         yield one
 
 
+def join(group: str, member: str = "", session_ms: int = 1_800_000, **more: Any) -> dict[str, Any]:
+    """Members of a test that do not say otherwise live for half an hour without a heartbeat."""
+    timeouts = {"session_timeout": _ms(session_ms), "rebalance_timeout": _ms(60_000)}
+    protocols = [{"name": "range", "metadata": b"\0" * 10}]
+    fields = {"group_id": group, "member_id": member, "protocol_type": "consumer", "protocols": protocols}
+    return {**timeouts, **fields, **more}
+
+
+def sync(group: str, member: str, generation: int, **more: Any) -> dict[str, Any]:
+    named = {"protocol_type": "consumer", "protocol_name": "range"}
+    return {"group_id": group, "member_id": member, "generation_id": generation, **named, **more}
+
+
+def beat(group: str, member: str, epoch: int = 0, **more: Any) -> dict[str, Any]:
+    """One that joins does so with a subscription to nothing; others stay with theirs."""
+    who = {"group_id": group, "member_id": member, "member_epoch": epoch, "topic_partitions": ()}
+    subscribed = None if epoch else ()
+    return {**who, "subscribed_topic_names": subscribed, "rebalance_timeout": _ms(60_000), **more}
+
+
+def _ms(milliseconds: int) -> timedelta:
+    return timedelta(milliseconds=milliseconds)
+
+
 def _settings(data: Path, **more: str) -> Any:
-    given = {"data": str(data), "listen": "127.0.0.1:0", "auto.create.topics.enable": "false", **more}
+    given = {"data": str(data), "listen": "127.0.0.1:0", "auto.create.topics.enable": "false"}
+    given |= {"group.initial.rebalance.delay.ms": "0", **more}
     return load_settings(arguments=[Given(name, text, "test") for name, text in given.items()], environ={})
 
 
@@ -147,11 +194,24 @@ async def test_clients_are_told_what_is_offered(client: Client, version: int) ->
     assert offered == set(OFFERED.values())
 
 
+# A Kafka 4.2 broker says so of empty names.
+OF_NOTHING = {
+    **{key: {NO_GROUP_ID} for key in (11, 12, 13, 14, 47)},
+    68: {BAD},
+    72: {BAD},
+}
+
+
 @pytest.mark.parametrize(("api_key", "version"), SERVED)
 async def test_every_version_answers_an_empty_request(client: Client, api_key: int, version: int) -> None:
     codes = codes_in(await client.ask(api_key, version, {"acks": 1, "topics": (), "transactional_id": None}))
-    wants_a_name = api_key == 72 or (api_key == 18 and version >= 3)
-    assert codes <= ({ErrorCode.invalid_request} if wants_a_name else {OK})
+    if (api_key, version) in ((18, 3), (18, 4)):
+        expected = {BAD}
+    elif (api_key, version) == (14, 5):
+        expected = {ErrorCode.inconsistent_group_protocol}
+    else:
+        expected = OF_NOTHING.get(api_key, {OK})
+    assert codes == expected or (codes == set() and OK in expected)
 
 
 def new_topic(name: str, partitions: int) -> dict[str, Any]:
@@ -200,6 +260,203 @@ def alterations(alter: Callable[..., dict[str, Any]]) -> list[Shape]:
         (alter(0, "x"), {BAD}),
         (alter(99, "x"), {BAD}),
     ]
+
+
+def group_shapes(client: Client) -> dict[int, list[Shape]]:
+    """Of the APIs of groups. Codes that come of some versions only are among those of the others."""
+    member, long_id = client.member_id, "/" * 1001
+    mixed, generation = ErrorCode.inconsistent_group_protocol, ErrorCode.illegal_generation
+    timeout, told_an_id = ErrorCode.invalid_session_timeout, ErrorCode.member_id_required
+    largest, smallest = 2**31 - 1, -(2**31)
+
+    def fresh() -> str:
+        return f"fresh/{uuid4()}"
+
+    def lives(group: str, member_id: str, number: int, **more: Any) -> dict[str, Any]:
+        return {"group_id": group, "member_id": member_id, "generation_id": number, **more}
+
+    def leave(group: str, *members: tuple[str, str | None]) -> dict[str, Any]:
+        leaving = [{"member_id": each, "group_instance_id": instance} for each, instance in members]
+        return {"group_id": group, "member_id": members[0][0] if members else "", "members": leaving}
+
+    def commit(
+        group: str, member_id: str, age: int, *offsets: tuple[str, int, int], **more: Any
+    ) -> dict[str, Any]:
+        topics = [
+            {"name": name, "partitions": [{"partition_index": index, "committed_offset": offset, **more}]}
+            for name, index, offset in offsets
+        ]
+        who = {"group_id": group, "member_id": member_id, "generation_id_or_member_epoch": age}
+        return {**who, "retention_time": _ms(-1), "topics": topics}
+
+    def fetch(group: str, *asked: tuple[str, list[int]], **more: Any) -> dict[str, Any]:
+        topics = [{"name": name, "partition_indexes": indexes} for name, indexes in asked]
+        one = {"group_id": group, "topics": topics, **more}
+        return {"group_id": group, "topics": topics, "groups": [one, one], "require_stable": True}
+
+    def delete(group: str, *offsets: tuple[str, int]) -> dict[str, Any]:
+        topics = [{"name": name, "partitions": [{"partition_index": index}]} for name, index in offsets]
+        return {"group_id": group, "topics": topics}
+
+    def owns(partitions: list[int], topic_id: UUID = client.topic_id) -> dict[str, Any]:
+        return {"topic_partitions": [{"topic_id": topic_id, "partitions": partitions}] * 2}
+
+    def by_pattern(regex: str) -> dict[str, Any]:
+        return beat(fresh(), "m", subscribed_topic_names=None, subscribed_topic_regex=regex)
+
+    of_known, too_long = ("known", 0, 5), ErrorCode.offset_metadata_too_large
+    stale, fenced = ErrorCode.stale_member_epoch, ErrorCode.fenced_member_epoch
+    no_pattern = {BAD, ErrorCode.invalid_regular_expression}  # version 0 has none, and so no subscription
+    return {
+        8: [
+            (commit("classic", member, 1, of_known), {OK}),
+            (commit("classic", member, 1, of_known, ("missing", 0, 1)), {OK, UNKNOWN}),
+            (commit("classic", member, 1, ("known", 0, -(2**63)), ("known", 1, 2**63 - 1)), {OK}),
+            (commit("classic", member, 1, ("known", -1, 0), ("known", largest, 0)), {UNKNOWN}),
+            (commit("classic", member, 1, ("", 0, 0), ("no/name", 0, 0)), {UNKNOWN}),
+            (commit("classic", member, 1, of_known, committed_metadata="x" * 4097), {too_long}),
+            (commit("classic", member, 1, of_known, committed_metadata=None), {OK}),
+            (commit("classic", member, 2, of_known), {generation}),
+            (commit("classic", member, -1, of_known), {generation}),
+            (commit("classic", member, smallest, of_known), {generation}),
+            (commit("classic", "nobody", 1, of_known), {NO_MEMBER}),
+            (commit("classic", "", -1, of_known), {NO_MEMBER}),
+            ({**commit("classic", member, 1, of_known), "group_instance_id": "i"}, {OK, NO_MEMBER}),
+            (commit("consumer", "m", 1, of_known), {OK}),
+            (commit("consumer", "m", 2, of_known), {stale}),
+            (commit("consumer", "nobody", 1, of_known), {NO_MEMBER}),
+            (commit("consumer", "", -1, of_known), {NO_MEMBER}),
+            (commit("simple", "", -1, of_known), {OK}),
+            (commit("simple", "nobody", -1, of_known), {OK}),
+            (commit("simple", "nobody", 0, of_known), {NO_MEMBER}),
+            (commit(fresh(), "nobody", 0, of_known), {generation, NO_GROUP}),
+            (commit("", "", -1, of_known), {OK}),
+            (commit("a\0b %/\U0001f40d", "", -1, of_known), {OK}),
+            (commit(long_id, "", -1, of_known), {NO_GROUP_ID}),
+        ],
+        9: [
+            (fetch("classic", ("known", [0, 1, 0, -1, largest]), ("missing", [0]), ("", [0])), {OK}),
+            (fetch("classic", ("known", []), ("known", [0])), {OK}),
+            (fetch(fresh(), ("known", [0])), {OK}),
+            (fetch("", ("known", [0])), {OK}),
+            (fetch(long_id, ("known", [0])), {NO_GROUP_ID}),
+            (fetch("classic", ("known", [0]), member_id="nobody", member_epoch=-7), {OK}),
+            (fetch("consumer", ("known", [0]), member_id="m", member_epoch=1), {OK}),
+            (fetch("consumer", ("known", [0]), member_id="m", member_epoch=2), {OK, stale}),
+            (fetch("consumer", ("known", [0]), member_id="nobody", member_epoch=1), {OK, NO_MEMBER}),
+        ],
+        11: [
+            (join(fresh()), {OK, told_an_id}),
+            (join(fresh(), group_instance_id="/\0"), {OK, told_an_id}),
+            (join(fresh(), rebalance_timeout=_ms(smallest)), {OK, told_an_id}),
+            (join(fresh(), rebalance_timeout=_ms(largest)), {OK, told_an_id}),
+            (
+                join(fresh(), protocols=[{"name": f"p{n}", "metadata": b"x"} for n in range(999)]),
+                {OK, told_an_id},
+            ),
+            (join(fresh(), protocols=[{"name": "", "metadata": b""}] * 2), {OK, told_an_id}),
+            (join("a\0b %%/\U0001f40d", "nobody"), {NO_MEMBER}),
+            (join(fresh(), "nobody"), {NO_MEMBER}),
+            (join("classic", "nobody"), {NO_MEMBER}),
+            (join(""), {NO_GROUP_ID}),
+            (join(long_id), {NO_GROUP_ID}),
+            (join(fresh(), protocol_type=""), {mixed}),
+            (join(fresh(), protocols=()), {mixed}),
+            (join("classic", protocol_type="connect"), {mixed}),
+            (join("classic", protocols=[{"name": "other", "metadata": b""}]), {mixed}),
+            (join("consumer"), {mixed}),
+            *((join(fresh(), "", ms), {timeout}) for ms in (smallest, -1, 0, 5_999, 1_800_001, largest)),
+        ],
+        12: [
+            (lives("classic", member, 1), {OK}),
+            (lives("classic", member, 1, group_instance_id="i"), {OK, NO_MEMBER}),
+            *((lives("classic", member, number), {generation}) for number in (2, 0, -1, smallest, largest)),
+            (lives("classic", "nobody", 1), {NO_MEMBER}),
+            (lives("classic", "", 1), {NO_MEMBER}),
+            (lives("consumer", "m", 1), {NO_MEMBER}),
+            (lives(fresh(), "nobody", 1), {NO_MEMBER}),
+            (lives(long_id, "nobody", 1), {NO_GROUP_ID}),
+        ],
+        13: [
+            (leave("classic", ("nobody", None), ("nobody", None), ("", "i")), {OK, NO_MEMBER}),
+            (leave(fresh(), ("nobody", None)), {OK, NO_MEMBER}),
+            (leave("consumer", ("nobody", None)), {OK, NO_MEMBER}),
+            (leave("classic"), {OK, NO_MEMBER}),
+            (leave(long_id, ("nobody", None)), {NO_GROUP_ID}),
+        ],
+        14: [
+            (sync("classic", member, 1), {OK}),
+            (sync("classic", member, 1, assignments=[{"member_id": "x", "assignment": b"y"}] * 2), {OK}),
+            (sync("classic", member, 2), {generation}),
+            (sync("classic", member, smallest), {generation}),
+            (sync("classic", "nobody", 1), {NO_MEMBER}),
+            (sync("classic", member, 1, protocol_type="connect"), {OK, mixed}),
+            (sync("classic", member, 1, protocol_name=""), {OK, mixed}),
+            (sync("classic", member, 1, protocol_name=None), {OK, mixed}),
+            (sync("consumer", "m", 1), {NO_MEMBER}),
+            (sync(long_id, "m", 1), {NO_GROUP_ID}),
+        ],
+        15: [
+            ({"groups": ["classic"], "include_authorized_operations": True}, {OK}),
+            ({"groups": ["classic", fresh(), "", "consumer", "classic"]}, {OK, NO_GROUP}),
+            ({"groups": [long_id]}, {NO_GROUP_ID}),
+        ],
+        16: [
+            ({"states_filter": [], "types_filter": []}, {OK}),
+            ({"states_filter": ["", "STABLE", "x" * 30_000], "types_filter": ["nope"]}, {OK}),
+        ],
+        42: [
+            ({"groups_names": ["classic", "consumer"]}, {ErrorCode.non_empty_group}),
+            ({"groups_names": [fresh(), fresh()]}, {NO_GROUP}),
+            ({"groups_names": [long_id]}, {NO_GROUP_ID}),
+        ],
+        47: [
+            (delete("simple", ("known", 0), ("known", 0), ("known", 1)), {OK}),
+            (delete("simple", ("known", -1), ("missing", 0), ("", 0)), {OK, UNKNOWN}),
+            (delete("consumer", ("known", 0)), {OK, ErrorCode.group_subscribed_to_topic}),  # OK of the whole
+            (delete(fresh(), ("known", 0)), {NO_GROUP}),
+            (delete(fresh(), ("missing", 0)), {NO_GROUP}),
+            (delete("", ("known", 0)), {NO_GROUP_ID}),
+            (delete(long_id, ("known", 0)), {NO_GROUP_ID}),
+        ],
+        68: [
+            (beat("consumer", "m", 1), {OK}),
+            (beat("consumer", "m", 1, **owns([0, 1, 1])), {OK}),
+            (beat("consumer", "m", 1, **owns([-1, smallest, largest])), {OK}),
+            (beat("consumer", "m", 1, **owns([0], NOWHERE)), {OK}),
+            (beat("consumer", "m", 2), {fenced}),
+            (beat("consumer", "m", largest), {fenced}),
+            (beat("consumer", "m", 1, instance_id="i"), {NO_MEMBER}),
+            (beat("consumer", "nobody", 1), {NO_MEMBER}),
+            (beat("consumer", "nobody", -1), {NO_MEMBER}),
+            (beat("consumer", "nobody", -2, instance_id="i"), {NO_MEMBER}),
+            (beat("consumer", "m", -2), {BAD}),
+            (beat("consumer", "m", -3), {BAD}),
+            (beat("consumer", "m", smallest), {BAD}),
+            (beat("classic", "m"), {NO_GROUP}),
+            (beat(fresh(), "m", 1), {NO_GROUP}),
+            (beat("", "m"), {BAD}),
+            (beat(long_id, "m"), {NO_GROUP_ID}),
+            (beat(fresh(), ""), {OK, BAD}),
+            (beat(fresh(), "m", subscribed_topic_names=["known", "known", "", "no/name"]), {OK}),
+            (beat(fresh(), "m", subscribed_topic_names=None), {BAD}),
+            (beat(fresh(), "m", topic_partitions=None), {BAD}),
+            (beat(fresh(), "m", **owns([0])), {BAD}),
+            (beat(fresh(), "m", instance_id=""), {BAD}),
+            (beat(fresh(), "m", rack_id=""), {BAD}),
+            (beat(fresh(), "m", rebalance_timeout=_ms(-1)), {BAD}),
+            (beat(fresh(), "m", rebalance_timeout=_ms(largest)), {OK}),
+            (beat(fresh(), "m", server_assignor="nope"), {ErrorCode.unsupported_assignor}),
+            (by_pattern("known|[a-z]+"), {OK, BAD}),
+            *((by_pattern(regex), no_pattern) for regex in ("[", "*", r"(a)\1", "(?=a)", "a{1001}")),
+        ],
+        69: [
+            ({"group_ids": ["consumer", "consumer"], "include_authorized_operations": True}, {OK}),
+            ({"group_ids": [fresh(), "classic"]}, {NO_GROUP}),
+            ({"group_ids": [""]}, {NO_GROUP_ID}),
+            ({"group_ids": [long_id]}, {NO_GROUP_ID}),
+        ],
+    }
 
 
 def shapes(client: Client) -> dict[int, list[Shape]]:
@@ -258,6 +515,7 @@ def shapes(client: Client) -> dict[int, list[Shape]]:
     update = {"feature": "metadata.version", "max_version_level": 1}
     misplaced = ErrorCode.invalid_replica_assignment
     return {
+        **group_shapes(client),
         0: [
             (produce(known, 0, batch), {OK}),
             (produce(known, 1, batch, acks=1), {OK}),
