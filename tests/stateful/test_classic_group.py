@@ -103,11 +103,14 @@ def check_step(before: Group | None, after: Group) -> None:
             # EMPTY, then PREPARING, ends a generation; COMPLETING, then STABLE, is the next.
             order = [GroupState.COMPLETING, GroupState.STABLE, GroupState.EMPTY, GroupState.PREPARING]
             assert order.index(after.state) >= order.index(before.state)
-        else:
-            away = {each.member_id for each in before.members.values() if not each.is_joining}
-            stayed = [each for each in after.members.values() if each.instance_id is None]
-            # Only one who joins with this very step.
-            assert len([each for each in stayed if each.member_id in away]) <= 1
+
+
+def check_timeout(before: ClassicGroup, after: ClassicGroup) -> None:
+    """A new generation is of those who came, and of static members; one who came leads."""
+    if after.generation > before.generation:
+        came = {each.member_id for each in before.members.values() if each.is_joining}
+        assert all(each.member_id in came or each.instance_id is not None for each in after.members.values())
+        assert after.leader in came if after.members else after.leader is None
 
 
 def check_sound(group: ClassicGroup) -> None:
@@ -218,6 +221,7 @@ class Groups(RuleBasedStateMachine):
         self.brokers = [Broker(self.store, Process(1, 100)), Broker(self.store, Process(2, 200))]
         self.clients: list[Client] = []
         self.numbers = count(1)
+        self.syncs: list[tuple[Client, Sync]] = []
         self.timers: list[Timer] = []
         self.sessions: list[tuple[str, Process]] = []
         # What was told to whom: generation, then member, or instance where it has one.
@@ -262,6 +266,12 @@ class Groups(RuleBasedStateMachine):
         for _ in range(steps):
             self.brokers[at].step(loses_answer=loses_answer)
             loses_answer = False
+
+    @precondition(lambda self: self.syncs)
+    @rule(at=brokers_of, which=st.integers(0, 1_000))
+    def old_sync_arrives(self, at: int, which: int) -> None:
+        """Of a connection that the client gave up long ago."""
+        self._send_sync(*self.syncs[which % len(self.syncs)], -1, self.brokers[at])
 
     @rule(at=brokers_of)
     def looks(self, at: int) -> None:
@@ -393,6 +403,8 @@ class Groups(RuleBasedStateMachine):
             after = classic.fire(group, timer, 0)
             is_stale = broker.version == self.store.version and timer in self.store.timers_over
             assert not is_stale or after is group
+            if isinstance(group, ClassicGroup) and isinstance(after, ClassicGroup):
+                check_timeout(group, after)
             return after, OK
 
         self._do(broker, fire)
@@ -482,11 +494,15 @@ class Groups(RuleBasedStateMachine):
             protocol=client.protocol,
             assignments=client.assigns,
         )
+        self.syncs.append((client, request))
+        self._send_sync(client, request, client.asked, broker)
+
+    def _send_sync(self, client: Client, request: Sync, asked: int, broker: Broker) -> None:
         broker.queue.append(
             Op(
                 lambda group: _outcome(classic.sync(group, request)),
                 lambda group: classic.synced(group, request),
-                partial(self._synced, client, client.asked, request),
+                partial(self._synced, client, asked, request),
             )
         )
 
