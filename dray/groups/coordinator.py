@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from dray.errors import (
@@ -183,32 +184,49 @@ class GroupCoordinator:
                     raise outcome.answer
                 return
         try:
-            await live.ask(beat)
+            with live.hearing(member_id):
+                await live.ask(beat)
         finally:
             timed.clocks.heard(member_id, self._loop.time())
+        self._check_registered()
 
     async def leave(self, group_id: str, leaving: Sequence[Leaving]) -> tuple[Left, ...]:
         live = self._for_members(group_id).live
         return await live.ask(lambda group: classic.leave(group, leaving, self._now_ms()))
 
-    async def beat(self, group_id: str, beat: Beat) -> Beaten:
-        """ConsumerGroupHeartbeat."""
+    async def beat(self, group_id: str, beat: Beat, gone: asyncio.Future[None]) -> Beaten:
+        """ConsumerGroupHeartbeat.
+
+        It counts for nothing once its connection has `gone`. The member asks another broker then, and gets
+        on, and what it said here of the partitions that it owns is not so any more.
+        """
         timed = self._for_members(group_id)
         error = consumer.check(beat, self.limits)
         if error is not None:
             raise error
         live = timed.live
 
+        may_be_done = False
+
         def apply(group: Group | None) -> Outcome[Beaten]:
-            return consumer.beat(group, beat, self._topics, self.limits, self._now_ms())
+            nonlocal may_be_done
+            if gone.done():
+                return Outcome(group, CoordinatorAway("the member has gone"))
+            this = replace(beat, is_repeat=True) if may_be_done else beat
+            outcome = consumer.beat(group, this, self._topics, self.limits, self._now_ms())
+            may_be_done |= outcome.group is not group
+            return outcome
 
         if live.is_known and timed.has_current_topics(self._topics):
             outcome = apply(live.group)
             if outcome.group is live.group and isinstance(outcome.answer, Beaten):
                 timed.clocks.heard(beat.member_id, self._loop.time())
                 return outcome.answer
-        beaten = await live.ask(apply)
+            may_be_done = False  # it was not put
+        with live.hearing(beat.member_id):
+            beaten = await live.ask(apply)
         timed.clocks.heard(beat.member_id, self._loop.time())
+        self._check_registered()
         return beaten
 
     async def check_commit(
@@ -276,12 +294,17 @@ class GroupCoordinator:
     async def delete(self, group_id: str) -> None:
         """Remove an empty group and its offsets. Raises `UnknownGroup`, `GroupNotEmpty`."""
         live = self._of(group_id).live
+        was_there = False  # when it was first applied: the put may have landed, and its answer been lost
 
         def delete(group: Group | None) -> Outcome[bool]:
-            if group is None:
+            nonlocal was_there
+            if group is None and not was_there:
                 return Outcome(None, UnknownGroup(f"there is no group {group_id!r}"))
+            if group is None:
+                return Outcome(None, True)
             if not is_empty(group):
                 return Outcome(group, GroupNotEmpty(f"group {group_id!r} has members"))
+            was_there = True
             return Outcome(Dying(), True)
 
         await live.ask(delete)
@@ -331,9 +354,12 @@ class GroupCoordinator:
     def _for_members(self, group_id: str) -> _Timed:
         if not group_id:
             raise InvalidGroupId("members need a group id that is not empty")
+        self._check_registered()
+        return self._of(group_id)
+
+    def _check_registered(self) -> None:
         if not self._registry.is_registered or self._is_stopped:
             raise CoordinatorAway("this broker is not registered: others believe it dead")
-        return self._of(group_id)
 
     def _of(self, group_id: str) -> _Timed:
         timed = self._groups.pop(group_id, None)
@@ -356,7 +382,7 @@ class GroupCoordinator:
         if len(self._groups) < self._forget_at:
             return
         idle = [group_id for group_id, timed in self._groups.items() if timed.is_idle]
-        for group_id in idle[: len(idle) - MAX_IDLE // 2]:
+        for group_id in idle[: max(0, len(idle) - MAX_IDLE // 2)]:
             self._groups.pop(group_id).disarm()
         self._forget_at = len(self._groups) + MAX_IDLE  # not soon again, however many there are
 
@@ -426,15 +452,16 @@ class GroupCoordinator:
         now = self._loop.time()
         late_s = now - timed.rings_at if timed.rings_at is not None else 0.0
         timed.disarm()
+        self._set_clocks(timed)  # brokers may have come back that nobody has told this group of yet
         self._forgive_silence(now)
         if late_s > STALL_S or not self._registry.is_registered:
             timed.clocks.restart_sessions(now)
         for key in timed.clocks.due(now):
             if isinstance(key, MemberSession) and timed.live.waiting[key.member_id]:
-                timed.clocks.heard(key.member_id, now)  # its request waits here: it is there
+                timed.clocks.heard(key.member_id, now)  # its request is here: so is it
                 continue
             timed.clocks.put_off(key, now, RETRY_S)
-            self._spawn(self._fire(timed.live, key))
+            self._fire(timed.live, key)
         self._arm(timed)
 
     def _forgive_silence(self, now: float) -> None:
@@ -444,7 +471,9 @@ class GroupCoordinator:
             for timed in self._groups.values():
                 timed.clocks.restart_sessions(now)
 
-    async def _fire(self, live: LiveGroup, key: Key) -> None:
+    def _fire(self, live: LiveGroup, key: Key) -> None:
+        """From here on the member's heartbeats are put to the group behind this, and not answered before."""
+
         def fire(group: Group | None) -> Outcome[bool]:
             machine = consumer if isinstance(group, ConsumerGroup) else classic
             if isinstance(key, MemberSession):
@@ -455,17 +484,20 @@ class GroupCoordinator:
                 after = machine.fire(group, key, self._now_ms())
             return Outcome(after, True)
 
-        try:
-            await live.ask(fire)
-        except DrayError as error:
-            log.warning("group %r: %s is tried again: %s", live.group_id, key, error)
+        def fired(answer: asyncio.Future[bool]) -> None:
+            error = None if answer.cancelled() else answer.exception()
+            if error is not None:
+                log.warning("group %r: %s is tried again: %s", live.group_id, key, error)
+
+        live.ask(fire).add_done_callback(fired)
 
     async def _survey(self) -> None:
         """Find the groups that this broker has to time, by its hash or because it hears a member."""
         for timed in list(self._groups.values()):
             self._set_clocks(timed)
         async for group_id, group in self._all():
-            if group_id in self._groups:
+            known = self._groups.get(group_id)
+            if known is not None and known.live.is_known:
                 continue
             sessions = list(_sessions(group, self.limits))
             is_held = self._holds(group_id) and (any(sessions) or any(_timers(group)))

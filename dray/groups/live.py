@@ -11,6 +11,10 @@ began after the question came, because the member may have joined by another bro
 **Applied again.** After a conflict, or when the outcome of a put is not known, the same functions are applied
 to what is there then. They are made for that: a member that joins with an id that it has joins again.
 
+**A put without an answer** may land later. What it was made from is written once more before anybody is
+answered from it: that decides whether the put counts. It could expel a member that was told meanwhile that
+all is well; or make a member this broker's to time, without its knowledge.
+
 **Who waits.** A question without an answer waits, and is asked again whenever the group has changed, by
 whoever changed it. Nothing is owned by waiting: when this broker dies, the member asks another one.
 """
@@ -20,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -87,7 +92,7 @@ class LiveGroup:
     ) -> None:
         self.group_id = group_id
         self.group: Group | None = None
-        self.waiting: Counter[str] = Counter()  # requests that wait, by member
+        self.waiting: Counter[str] = Counter()  # requests that have no answer yet, by member
         self.is_followed = False  # whether changes are read as they are told, and not when somebody asks
         self._store = store
         self._domain = domain
@@ -101,7 +106,10 @@ class LiveGroup:
         self._last_read = 0  # the number of the last that ended well
         self._own: deque[int] = deque(maxlen=REMEMBERED_VERSIONS)
         self._told: list[int | None] | None = None  # while a put is under way, what the watch told
+        self._doubt: tuple[int | None] | None = None  # the version that a put without an answer was made from
+        self._is_wanted = False  # to be read though nobody asked for anything
         self._conflicts = 0  # in a row
+        self._singly = 0  # so many questions are too large together: one of them may be
         self._asked: list[_Asked] = []
         self._waiters: dict[_Asked, None] = {}
         self._worker: asyncio.Task[None] | None = None
@@ -109,20 +117,24 @@ class LiveGroup:
 
     @property
     def is_known(self) -> bool:
-        """Whether this broker may answer from `group`: it is as new as the watch."""
-        return not self._is_behind
+        """Whether this broker may answer from `group`: it is as new as the watch, and nothing that was asked
+        before is about to change it."""
+        is_newest = not self._is_behind and self._last_read == self._reads
+        return is_newest and not self._is_in_doubt and not self._asked and not isinstance(self.group, Dying)
 
     @property
     def is_idle(self) -> bool:
         return self._worker is None and not self._asked and not self._waiters
 
-    async def ask(self, apply: Callable[[Group | None], Outcome[A]], *, wants_fresh: bool = False) -> A:
-        """Put a question to the group. Raises `GroupError`, and `MetadataError` for a record that is damaged.
+    def ask(
+        self, apply: Callable[[Group | None], Outcome[A]], *, wants_fresh: bool = False
+    ) -> asyncio.Future[A]:
+        """Put a question to the group, behind all that were put before.
 
-        With `wants_fresh` it is put to a group at least as new as this call, whatever the answer.
+        Raises `GroupError`, and `MetadataError` for a record that is damaged. With `wants_fresh` it is put to
+        a group at least as new as this call, whatever the answer.
         """
-        answer: A = await self._put_question(_Asked(apply, None, self._reads, wants_fresh, _future()))
-        return answer
+        return self._put_question(_Asked(apply, None, self._reads, wants_fresh, _future()))
 
     async def ask_and_wait(
         self,
@@ -133,17 +145,26 @@ class LiveGroup:
     ) -> A:
         """The same for one whose answer may have to wait. When `gone` is done, nobody waits any more."""
         asked = _Asked(apply, again, self._reads, False, _future())
-        question = asyncio.ensure_future(self._put_question(asked))
-        self.waiting[member_id] += 1
+        question = self._put_question(asked)
         try:
-            await asyncio.wait({question, gone}, return_when=asyncio.FIRST_COMPLETED)
+            with self.hearing(member_id):
+                await asyncio.wait({question, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not question.done():
                 raise CoordinatorAway("the member has gone")
             answer: A = question.result()
             return answer
         finally:
-            question.cancel()
+            if not question.cancel():
+                question.exception()  # or it would be reported that nobody looked at it
             self._waiters.pop(asked, None)
+
+    @contextmanager
+    def hearing(self, member_id: str) -> Iterator[None]:
+        """While a request of this member is here, it is not silent."""
+        self.waiting[member_id] += 1
+        try:
+            yield
+        finally:
             self.waiting[member_id] -= 1
             if not self.waiting[member_id]:
                 del self.waiting[member_id]
@@ -158,11 +179,12 @@ class LiveGroup:
     def missed(self) -> None:
         """Others may have written it. It is read at once if somebody waits for that, else when asked for."""
         self._is_behind = True
-        if self._waiters or self.is_followed:
+        if self._has_work():
             self._work()
 
     def read_again(self) -> None:
-        self._is_behind = True
+        """Read it though nobody may have asked for anything."""
+        self._is_behind = self._is_wanted = True
         self._work()
 
     def stop(self) -> None:
@@ -174,12 +196,12 @@ class LiveGroup:
         if self._worker is not None:
             self._worker.cancel()
 
-    async def _put_question(self, asked: _Asked) -> Any:
+    def _put_question(self, asked: _Asked) -> asyncio.Future[Any]:
         if self._is_stopped:
             raise CoordinatorAway("this broker stops")
         self._asked.append(asked)
         self._work()
-        return await asked.answer
+        return asked.answer
 
     def _work(self) -> None:
         if self._worker is None and not self._is_stopped:
@@ -210,9 +232,14 @@ class LiveGroup:
             self._worker = None
 
     def _has_work(self) -> bool:
-        if self._asked or isinstance(self.group, Dying):
+        if self._asked or isinstance(self.group, Dying) or (self._is_in_doubt and self.group is not None):
             return True
-        return self._is_behind and (bool(self._waiters) or self.is_followed)
+        is_wanted = self._is_wanted or self.is_followed or self._doubt is not None
+        return self._is_behind and (is_wanted or bool(self._waiters))
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        return self._doubt == (self._version,)
 
     async def _step(self) -> None:
         """Answer what has been asked so far, or find out why it cannot be answered yet."""
@@ -221,10 +248,11 @@ class LiveGroup:
         if isinstance(self.group, Dying):
             await self._remove()
             return
-        if not self._asked:
+        must_write = self._is_in_doubt and self.group is not None
+        if not self._asked and not must_write:
             return
         await self._prepare(self.group)
-        batch = list(self._asked)
+        batch = self._asked[:1] if self._singly else list(self._asked)
         group: Group | None = self.group
         answers: list[object] = []
         for asked in batch:
@@ -236,12 +264,13 @@ class LiveGroup:
                     _answer(asked, error)
             group = outcome.group
             answers.append(outcome.answer)
-        if group is self.group:
+        if group is self.group and not must_write:
             if any(self._is_too_old(asked, answer) for asked, answer in zip(batch, answers, strict=True)):
                 self._is_behind = True
                 return
-        elif not await self._write(group):
+        elif not await self._write(group, batch):
             return
+        self._singly = max(0, self._singly - len(batch))
         del self._asked[: len(batch)]
         for asked, answer in zip(batch, answers, strict=True):
             if answer is None and asked.again is not None:
@@ -257,6 +286,7 @@ class LiveGroup:
     async def _read(self) -> None:
         self._reads += 1
         number = self._reads
+        is_wanted, self._is_wanted = self._is_wanted, False
         self._is_behind = False  # first: what is told from here on may be newer than what is read
         try:
             await self._store.barrier(self._domain)
@@ -267,11 +297,14 @@ class LiveGroup:
                 self._version = version
         except BaseException:
             self._is_behind = True
+            self._is_wanted |= is_wanted
             raise
         self._last_read = number
+        if not self._is_in_doubt:
+            self._doubt = None
         self._taken()
 
-    async def _write(self, group: Group | None) -> bool:
+    async def _write(self, group: Group | None, batch: Sequence[_Asked]) -> bool:
         """Whether it was written. If not, somebody was faster, or nobody knows: read, and apply again."""
         assert group is not None, "a group ends by dying"
         self._told = []
@@ -283,23 +316,29 @@ class LiveGroup:
                 Expect.ABSENT if self._version is None else self._version,
             )
         except (VersionConflict, OutcomeUnknown) as error:
+            if isinstance(error, OutcomeUnknown):
+                self._doubt = (self._version,)
             self._is_behind = True
             self._conflicts += 1
             if self._conflicts > ATTEMPTS:
                 raise Unavailable(f"others were faster {ATTEMPTS} times in a row") from error
             return False
         except TooLarge as error:
-            self._refuse(self._asked, GroupFull(f"the group's record would be too large: {error}"))
-            self._asked.clear()
+            self._singly = len(batch) if len(batch) > 1 else 0
+            if not self._singly:
+                self._refuse(batch, GroupFull(f"the group's record would be too large: {error}"))
+                del self._asked[: len(batch)]
             return False
+        else:
+            self.group, self._version = group, version
+            self._own.append(version)
+            self._doubt = None
+            self._conflicts = 0
+            return True
         finally:
             told, self._told = self._told, None
-        self.group, self._version = group, version
-        self._own.append(version)
-        self._conflicts = 0
-        if any(each not in self._own for each in told):
-            self._is_behind = True
-        return True
+            if any(each not in self._own for each in told):
+                self._is_behind = True
 
     async def _remove(self) -> None:
         """Finish what deleting the group has begun."""
@@ -311,6 +350,8 @@ class LiveGroup:
             self._is_behind = True
             return
         self.group, self._version = None, None
+        if not self._is_in_doubt:
+            self._doubt = None
         self._taken()
 
     def _taken(self) -> None:

@@ -54,7 +54,7 @@ async def heartbeat(call: Call) -> Fields:
     try:
         if not body.group_id:
             raise InvalidMemberRequest("a group id is needed")
-        beaten = await groups.beat(body.group_id, beat)
+        beaten = await groups.beat(body.group_id, beat, call.connection.ended)
     except DrayError as error:
         log.info("ConsumerGroupHeartbeat %r: %s", body.group_id, error)
         return answer | {

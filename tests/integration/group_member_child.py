@@ -341,7 +341,13 @@ class KafkaPythonMember(Member):
                 if command["do"] == "close":
                     break
                 self._do(command)
-            polled = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=MAX_RECORDS)
+            try:
+                polled = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=MAX_RECORDS)
+            except kafka.errors.KafkaError as error:
+                if not error.retriable:
+                    raise
+                say(self.name, "error", error=repr(error))
+                continue
             if polled:
                 age = consumer.group_metadata().generation_id
                 for where, records in polled.items():

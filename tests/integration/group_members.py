@@ -63,6 +63,8 @@ PRODUCER = {
     "reconnect.backoff.max.ms": 500,
 }
 
+BOOTSTRAP_AGAIN = ("librdkafka", "Java")
+
 Place = tuple[str, int]
 Client = Literal["librdkafka", "aiokafka", "kafka-python", "Java"]
 Protocol = Literal["classic", "consumer"]
@@ -156,7 +158,7 @@ class Journal:
         with self._changed:
             while not (got := condition()):
                 for name, seen in self.members.items():
-                    assert seen.failure is None or name in may_fail, f"{name}: {seen.failure}"
+                    assert seen.failure is None or name in may_fail, f"{name}: {seen.failure}\n{self.tell()}"
                 left = deadline - time.monotonic()
                 assert left > 0, f"{what} did not come true in {limit_s:g} s: {got!r}\n{self.tell()}"
                 self._changed.wait(left)
@@ -174,8 +176,10 @@ class Journal:
             + (f" {seen.failure}" if seen.failure else "")
             for name, seen in self.members.items()
         ]
-        events = [event for event in self.events if event.what not in ("records", "committed")][-last:]
-        return "\n".join([*has, "last events:", *map(tell_event, events)])
+        events = [
+            event for event in self.events if event.what not in ("records", "committed", "commit failed")
+        ]
+        return "\n".join([*has, "last events:", *map(tell_event, events[-last:])])
 
     def _note(self, event: Event) -> None:
         seen = self.members[event.member]
@@ -406,7 +410,11 @@ class Groups:
         return [f"{group} #{number} {self._kinds[group][number - 1].client}" for number in numbers]
 
     def start(self, numbers: Sequence[int], where: str = "stays") -> None:
-        """The members with these numbers of all groups: odd ones in one zone, even ones in the other."""
+        """The members with these numbers of all groups: odd ones in one zone, even ones in the other.
+
+        Not those of clients that do not ask the bootstrap servers again when every broker they know is gone
+        (KIP-899): in a zone they know one broker, and would wait for it to return.
+        """
         for group, kinds in self._kinds.items():
             for number, name in zip(numbers, self.names(group, numbers), strict=True):
                 kind = kinds[number - 1]
@@ -419,7 +427,7 @@ class Groups:
                         [self.topic],
                         protocol=kind.protocol,
                         assignor=kind.assignor,
-                        client_id=in_zone(ZONES[number % 2]),
+                        client_id=in_zone(ZONES[number % 2]) if kind.client in BOOTSTRAP_AGAIN else "member",
                     ),
                     where,
                 )
@@ -432,6 +440,10 @@ class Groups:
         """All groups, and then each of their members consumes."""
         for group in self._kinds:
             self.took[group].append(self.hosts.settle(self.names(group, numbers), self.places, since_ns))
+        self.consume(numbers)
+
+    def consume(self, numbers: Sequence[int]) -> None:
+        """Wait until each of these has got a record more."""
         members = [self.journal.members[name] for group in self._kinds for name in self.names(group, numbers)]
         before = [member.consumed for member in members]
         self.journal.wait(
