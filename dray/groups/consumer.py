@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -57,6 +57,8 @@ from dray.groups.group import (
     Group,
     GroupLimits,
     GroupState,
+    Leaving,
+    Left,
     MemberSession,
     MemberState,
     Outcome,
@@ -135,6 +137,19 @@ def beat(
     return Outcome(changed, answer)
 
 
+def leave(group: ConsumerGroup, leaving: Sequence[Leaving], now_ms: int) -> Outcome[tuple[Left, ...]]:
+    """LeaveGroup, by which tools take members out: all of them in one epoch."""
+    left: list[Left] = []
+    gone: set[str] = set()
+    for each in leaving:
+        try:
+            gone.add(_who_leaves(group, each))
+            left.append(Left(*each, None))
+        except GroupError as refusal:
+            left.append(Left(*each, refusal))
+    return Outcome(_remove(group, gone, now_ms) if gone else group, tuple(left))
+
+
 def needs_newest(beat: Beat) -> bool:
     """Whether it has to be put to the newest group even where it changes nothing in an older one.
 
@@ -161,7 +176,7 @@ def expel(group: ConsumerGroup, member_id: str, heard_by: Process, now_ms: int) 
     member = group.members.get(member_id)
     if member is None or member.heard_by != heard_by:
         return group
-    return _remove(group, member_id, now_ms)
+    return _remove(group, {member_id}, now_ms)
 
 
 def hear(group: ConsumerGroup, member_id: str, by: Process) -> ConsumerGroup:
@@ -191,7 +206,7 @@ def fire(group: ConsumerGroup, timer: Timer, now_ms: int) -> ConsumerGroup:
     member = group.members.get(timer.member_id)
     if timer.kind is not TimerKind.REVOKE or member is None or not member.revoking:
         return group
-    return _remove(group, timer.member_id, now_ms) if member.revoking_for == timer.phase else group
+    return _remove(group, {timer.member_id}, now_ms) if member.revoking_for == timer.phase else group
 
 
 def state_of(group: ConsumerGroup) -> GroupState:
@@ -242,7 +257,7 @@ def _leave(group: ConsumerGroup, beat: Beat, now_ms: int) -> tuple[ConsumerGroup
             return group, answer
         raise
     if beat.epoch == LEAVE:
-        return _remove(group, member.member_id, now_ms), answer
+        return _remove(group, {member.member_id}, now_ms), answer
     away = replace(
         member, epoch=LEAVE_FOR_A_MOMENT, state=MemberState.STABLE, revoking=NOTHING, revoking_for=0
     )
@@ -329,18 +344,28 @@ def _join(group: ConsumerGroup, beat: Beat) -> tuple[ConsumerGroup, ConsumerMemb
     return replace(group, members={**group.members, member.member_id: member}), member
 
 
-def _find(group: ConsumerGroup, beat: Beat) -> ConsumerMember:
-    """The member that is there already. Raises `UnknownMember`, `FencedInstance`."""
-    member = group.members.get(beat.member_id)
-    if beat.instance_id is None or (member is not None and member.instance_id == beat.instance_id):
-        if member is None:
-            raise UnknownMember(f"member {beat.member_id} is not in the group")
-        return member
-    static = _static_member(group, beat.instance_id)
+def _who_leaves(group: ConsumerGroup, leaving: Leaving) -> str:
+    """Raises `UnknownMember`, `FencedInstance`."""
+    if leaving.member_id or leaving.instance_id is None:
+        return _find(group, leaving).member_id
+    static = _static_member(group, leaving.instance_id)  # whoever has it
     if static is None:
-        raise UnknownMember(f"no member has the instance id {beat.instance_id}")
+        raise UnknownMember(f"no member has the instance id {leaving.instance_id}")
+    return static.member_id
+
+
+def _find(group: ConsumerGroup, named: Beat | Leaving) -> ConsumerMember:
+    """The member that is there already. Raises `UnknownMember`, `FencedInstance`."""
+    member = group.members.get(named.member_id)
+    if named.instance_id is None or (member is not None and member.instance_id == named.instance_id):
+        if member is None:
+            raise UnknownMember(f"member {named.member_id} is not in the group")
+        return member
+    static = _static_member(group, named.instance_id)
+    if static is None:
+        raise UnknownMember(f"no member has the instance id {named.instance_id}")
     raise FencedInstance(
-        f"member {static.member_id} has the instance id {beat.instance_id} now, and not {beat.member_id}"
+        f"member {static.member_id} has the instance id {named.instance_id} now, and not {named.member_id}"
     )
 
 
@@ -393,9 +418,9 @@ def _put(group: ConsumerGroup, before: ConsumerMember, member: ConsumerMember) -
     return replace(group, members={**group.members, member.member_id: member})
 
 
-def _remove(group: ConsumerGroup, member_id: str, now_ms: int) -> ConsumerGroup:
-    members = {each: group.members[each] for each in group.members if each != member_id}
-    target = {each: group.target[each] for each in group.target if each != member_id}
+def _remove(group: ConsumerGroup, member_ids: Collection[str], now_ms: int) -> ConsumerGroup:
+    members = {each: group.members[each] for each in group.members if each not in member_ids}
+    target = {each: group.target[each] for each in group.target if each not in member_ids}
     group = replace(group, epoch=group.epoch + 1, members=members, target=target)
     return group if members else replace(group, state_since_ms=now_ms, topics_digest=b"")
 

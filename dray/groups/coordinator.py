@@ -191,8 +191,12 @@ class GroupCoordinator:
         self._check_registered()
 
     async def leave(self, group_id: str, leaving: Sequence[Leaving]) -> tuple[Left, ...]:
-        live = self._for_members(group_id).live
-        return await live.ask(lambda group: classic.leave(group, leaving, self._now_ms()))
+        def leave(group: Group | None) -> Outcome[tuple[Left, ...]]:
+            if isinstance(group, ConsumerGroup):
+                return consumer.leave(group, leaving, self._now_ms())
+            return classic.leave(group, leaving, self._now_ms())
+
+        return await self._for_members(group_id).live.ask(leave)
 
     async def beat(self, group_id: str, beat: Beat, gone: asyncio.Future[None]) -> Beaten:
         """ConsumerGroupHeartbeat.

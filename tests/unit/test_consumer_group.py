@@ -35,6 +35,7 @@ from dray.groups.group import (
     Group,
     GroupLimits,
     GroupState,
+    Leaving,
     MemberState,
     TimerKind,
 )
@@ -283,6 +284,34 @@ def test_last_one_out_leaves_an_empty_group() -> None:
     assert consumer.state_of(group) is GroupState.EMPTY
     assert (group.epoch, group.state_since_ms, group.target) == (2, 7_000, {})
     assert scene.told(join_beat("B", "a")) == (3, {(1, 0)})
+
+
+def test_tools_take_several_members_out_in_one_epoch() -> None:
+    scene = Scene(a=3)
+    for member_id, instance_id in (("A", None), ("B", "two"), ("C", "three")):
+        scene.ask(join_beat(member_id, "a", instance_id=instance_id))
+    scene.settle()
+    before = scene.consumers
+    leaving = [
+        Leaving("A", None),
+        Leaving("", "two"),
+        Leaving("wrong", "three"),
+        Leaving("", "four"),
+        Leaving("A", "four"),
+        Leaving("nobody", None),
+    ]
+    outcome = consumer.leave(before, leaving, 7_000)
+    assert isinstance(outcome.answer, tuple)
+    assert [(each.member_id, each.instance_id) for each in outcome.answer] == leaving
+    assert [type(each.error) for each in outcome.answer] == [
+        *[type(None)] * 2,
+        FencedInstance,
+        *[UnknownMember] * 3,
+    ]
+    assert isinstance(outcome.group, ConsumerGroup)
+    assert set(outcome.group.members) == set(outcome.group.target) == {"C"}
+    assert outcome.group.epoch == before.epoch + 1
+    assert consumer.leave(outcome.group, leaving, 7_000).group is outcome.group
 
 
 def test_static_member_returns_to_its_partitions_in_the_same_epoch() -> None:
