@@ -54,6 +54,7 @@ DrayError
 │   ├── InvalidMemberRequest the request contradicts itself
 │   ├── FencedMemberEpoch    give up all partitions and join again
 │   ├── StaleMemberEpoch     the member went on: try again with its epoch
+│   ├── NoMemberEpoch        commit with a newer version of the request, that has it
 │   ├── UnreleasedInstance   another has this instance id still: try again when it left
 │   ├── UnsupportedAssignor  choose one that the broker has
 │   ├── InvalidRegex         write it in the syntax of RE2
@@ -530,6 +531,10 @@ class IllegalGeneration(GroupError):
 
 class RebalanceInProgress(GroupError):
     """Join again."""
+
+
+class NoMemberEpoch(GroupError):
+    """Commit with a version of OffsetCommit that has the member's epoch. UNSUPPORTED_VERSION."""
 
 
 class InvalidMemberRequest(GroupError):

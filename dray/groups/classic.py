@@ -45,6 +45,7 @@ from dray.errors import (
     MalformedRequest,
     MemberIdRequired,
     RebalanceInProgress,
+    UnknownGroup,
     UnknownMember,
 )
 from dray.groups.group import (
@@ -652,7 +653,7 @@ def check_commit(
     if isinstance(group, ConsumerGroup):
         return None if generation < 0 and not group.members else UnknownMember("no such member")
     if not isinstance(group, ClassicGroup):
-        return None if generation < 0 else IllegalGeneration("there is no such group")
+        return None if generation < 0 else UnknownGroup("there is no such group")
     if generation < 0 and group.state is GroupState.EMPTY:
         return None
     if generation < 0 and not member_id and instance_id is None:
@@ -676,11 +677,16 @@ def is_subscribed(group: Group | None, topic: str) -> bool:
 
 
 def subscribed_topics(group: Group | None) -> frozenset[str] | None:
-    """None where that is not known, as of members that are no consumers."""
+    """None where that is not known, as of members that are no consumers.
+
+    As in Kafka, a newcomer's are not among them before its first rebalance ends.
+    """
     if not isinstance(group, ClassicGroup) or group.protocol_type != CONSUMER_PROTOCOL:
         return None
     topics: set[str] = set()
     for member in group.members.values():
+        if member.is_new and group.protocol is not None:
+            continue
         subscribed = _topics_in(_metadata(member, group.protocol))
         if subscribed is None:
             return None

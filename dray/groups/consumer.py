@@ -37,6 +37,7 @@ from dray.errors import (
     GroupFull,
     InvalidMemberRequest,
     InvalidRegex,
+    NoMemberEpoch,
     StaleMemberEpoch,
     UnknownGroup,
     UnknownMember,
@@ -97,8 +98,6 @@ def check(beat: Beat, limits: GroupLimits) -> GroupError | None:
         return InvalidMemberRequest("only a static member leaves for a moment")
     elif beat.epoch < LEAVE_FOR_A_MOMENT:
         return InvalidMemberRequest(f"there is no member epoch {beat.epoch}")
-    if beat.rebalance_timeout_ms < AS_BEFORE_MS:
-        return InvalidMemberRequest("a rebalance timeout is not negative")
     if beat.assignor is not None and beat.assignor not in limits.assignors:
         return UnsupportedAssignor(
             f"there is no assignor {beat.assignor[:100]!r}; there are {', '.join(limits.assignors)}"
@@ -225,10 +224,17 @@ def assignor_of(group: ConsumerGroup, limits: GroupLimits) -> str:
     return max(limits.assignors, key=lambda name: votes[name])
 
 
-def check_commit(group: ConsumerGroup, member_id: str, epoch: int) -> GroupError | None:
-    """Whether offsets may be committed in this name. One with no epoch may where there are no members."""
+def check_commit(
+    group: ConsumerGroup, member_id: str, epoch: int, *, is_epoch: bool = True
+) -> GroupError | None:
+    """Whether offsets may be committed in this name. One with no epoch may where there are no members.
+
+    Not `is_epoch`: it is the generation of a client that knows no epochs.
+    """
     if epoch < 0 and not group.members:
         return None
+    if not is_epoch and member_id in group.members:
+        return NoMemberEpoch(f"member {member_id!r} commits without its epoch")
     return _check_epoch(group, member_id, epoch)
 
 

@@ -234,19 +234,26 @@ class GroupCoordinator:
         return beaten
 
     async def check_commit(
-        self, group_id: str, member_id: str, instance_id: str | None, age: int, *, fresh: bool = False
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        age: int,
+        *,
+        is_epoch: bool = True,
+        fresh: bool = False,
     ) -> int:
         """Whether this member, at its generation or epoch `age`, may commit; the group's age for the offsets.
 
-        A commit without a member, with a negative age, brings an unknown group into being. With `fresh` the
-        group is read again first.
+        A commit without a member, with a negative age, brings an unknown group into being. Not `is_epoch`:
+        the client knows generations only. With `fresh` the group is read again first.
         """
         timed = self._of(group_id)
         live = timed.live
 
         def check(group: Group | None) -> Outcome[int]:
             if isinstance(group, ConsumerGroup):
-                error = consumer.check_commit(group, member_id, age)
+                error = consumer.check_commit(group, member_id, age, is_epoch=is_epoch)
             else:
                 error = classic.check_commit(group, member_id, instance_id, age)
             if error is not None:

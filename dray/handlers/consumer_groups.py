@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 
 from kio.schema.errors import ErrorCode
 
-from dray.errors import DrayError, InvalidGroupId, InvalidMemberRequest, UnknownGroup
+from dray.errors import DrayError, InvalidMemberRequest, UnknownGroup
+from dray.groups.consumer import AS_BEFORE_MS
 from dray.groups.coordinator import state_of
 from dray.groups.group import Assignment, Beat, ConsumerGroup, ConsumerMember
 from dray.handlers.call import NO_THROTTLE, NOBODY, Call, side_by_side
@@ -33,7 +34,7 @@ async def heartbeat(call: Call) -> Fields:
         epoch=body.member_epoch,
         instance_id=body.instance_id,
         rack_id=body.rack_id,
-        rebalance_timeout_ms=to_ms(body.rebalance_timeout),
+        rebalance_timeout_ms=_rebalance_timeout_ms(body),
         topics=None if names is None else frozenset(names),
         regex=getattr(body, "subscribed_topic_regex", None),
         assignor=body.server_assignor,
@@ -63,6 +64,8 @@ async def heartbeat(call: Call) -> Fields:
             "heartbeat_interval": NO_THROTTLE,
         }
     answer |= {"member_id": beaten.member_id, "member_epoch": beaten.epoch}
+    if beaten.epoch < 0:
+        answer["heartbeat_interval"] = NO_THROTTLE  # it has left, and sends no more of them
     if beaten.assignment is not None:
         answer["assignment"] = {"topic_partitions": _partitions(beaten.assignment)}
     return answer
@@ -88,9 +91,9 @@ async def _described(call: Call, group_id: str) -> dict[str, Any]:
         "authorized_operations": NOT_ASKED,
     }
     groups = call.services.groups
+    if not group_id:
+        return answer | {"error_code": ErrorCode.invalid_group_id}  # Kafka has no message for it
     try:
-        if not group_id:
-            raise InvalidGroupId("a group id is needed")
         group = await groups.find(group_id)
         if not isinstance(group, ConsumerGroup):
             raise UnknownGroup(f"there is no consumer group {group_id!r}")
@@ -120,6 +123,12 @@ def _member(call: Call, group: ConsumerGroup, member: ConsumerMember) -> dict[st
         "target_assignment": {"topic_partitions": _named(call, group.target.get(member.member_id, {}))},
         "member_type": CONSUMER_MEMBER,
     }
+
+
+def _rebalance_timeout_ms(body: Any) -> int:
+    """Kafka takes negative ones too, and they end at once."""
+    given_ms = to_ms(body.rebalance_timeout)
+    return given_ms if given_ms == AS_BEFORE_MS else max(given_ms, 0)
 
 
 def _owned(topics: Iterable[Any]) -> Assignment:

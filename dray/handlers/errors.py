@@ -52,6 +52,7 @@ CODES: dict[type[errors.DrayError], ErrorCode] = {
     errors.InvalidSessionTimeout: ErrorCode.invalid_session_timeout,
     errors.IllegalGeneration: ErrorCode.illegal_generation,
     errors.RebalanceInProgress: ErrorCode.rebalance_in_progress,
+    errors.NoMemberEpoch: ErrorCode.unsupported_version,
     errors.InvalidMemberRequest: ErrorCode.invalid_request,
     errors.FencedMemberEpoch: ErrorCode.fenced_member_epoch,
     errors.StaleMemberEpoch: ErrorCode.stale_member_epoch,

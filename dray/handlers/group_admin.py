@@ -117,7 +117,7 @@ async def _described(call: Call, group_id: str) -> dict[str, Any]:
                 "member_metadata": dict(member.protocols).get(group.protocol or "", b"")
                 if is_stable
                 else b"",
-                "member_assignment": member.assignment if is_stable else b"",
+                "member_assignment": member.assignment,
             }
             for member in group.members.values()
         ],

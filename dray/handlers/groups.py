@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from kio.schema.errors import ErrorCode
 
-from dray.errors import DrayError, InconsistentProtocol, MemberIdRequired
+from dray.errors import DrayError, FencedInstance, GroupFull, InconsistentProtocol, MemberIdRequired
 from dray.groups.group import Join, Leaving, Sync
 from dray.handlers.call import NO_THROTTLE, Call
 from dray.handlers.errors import code_of
@@ -59,7 +59,7 @@ async def join_group(call: Call) -> Fields:
             "protocol_type": None,
             "protocol_name": None if call.version >= 7 else "",
             "leader": "",
-            "member_id": error.member_id if isinstance(error, MemberIdRequired) else body.member_id,
+            "member_id": _refused_id(error, request),
             "members": (),
         }
     return {
@@ -80,6 +80,19 @@ async def join_group(call: Call) -> Fields:
             for member in joined.members
         ],
     }
+
+
+def _refused_id(error: DrayError, request: Join) -> str:
+    """Which member is refused, as Kafka tells it."""
+    match error:
+        case MemberIdRequired():
+            return error.member_id
+        case GroupFull():
+            return ""  # its id is no longer good for anything
+        case FencedInstance():
+            # A newcomer had an id by then: another has joined as the same instance while it waited.
+            return request.member_id or request.new_member_id
+    return request.member_id
 
 
 async def sync_group(call: Call) -> Fields:

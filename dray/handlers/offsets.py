@@ -28,8 +28,8 @@ from dray.topics.catalog import Topic
 
 log = logging.getLogger(__name__)
 
-# From this version of OffsetCommit on, members of an unknown group are told that it is.
-KNOWS_UNKNOWN_GROUP = 9
+# From this version of OffsetCommit on, members have epochs, and are told of a group that there is not.
+KNOWS_EPOCHS = 9
 # From these versions of OffsetFetch on: an error of the whole group, and several groups at once.
 GROUP_ERROR = 2
 SEVERAL_GROUPS = 8
@@ -94,13 +94,14 @@ async def _commit(call: Call, offsets: Mapping[Key, Committed]) -> ErrorCode:
             body.member_id,
             getattr(body, "group_instance_id", None),
             body.generation_id_or_member_epoch,
+            is_epoch=call.version >= KNOWS_EPOCHS,
             fresh=fresh,
         )
 
     try:
         await groups.offsets.commit(body.group_id, offsets, check)
     except UnknownGroup as error:
-        return code_of(error) if call.version >= KNOWS_UNKNOWN_GROUP else ErrorCode.illegal_generation
+        return code_of(error) if call.version >= KNOWS_EPOCHS else ErrorCode.illegal_generation
     except DrayError as error:
         log.info("OffsetCommit %r: %s", body.group_id, error)
         return _code_of(error)

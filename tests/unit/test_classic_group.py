@@ -19,6 +19,7 @@ from dray.errors import (
     InvalidSessionTimeout,
     MemberIdRequired,
     RebalanceInProgress,
+    UnknownGroup,
     UnknownMember,
 )
 from dray.groups import classic
@@ -1016,7 +1017,7 @@ class TestCommit:
             assert classic.check_commit(group, "", None, -1) is None
             assert classic.check_commit(group, "someone", "i", -1) is None
         assert isinstance(classic.check_commit(left, "a", None, 2), UnknownMember)
-        assert isinstance(classic.check_commit(None, "a", None, 0), IllegalGeneration)
+        assert isinstance(classic.check_commit(None, "a", None, 0), UnknownGroup)
         assert isinstance(classic.check_commit(CONSUMERS, "", None, -1), UnknownMember)
 
 
@@ -1062,6 +1063,14 @@ class TestSubscriptions:
         group = self.subscribed(subscription("a"), metadata)
         assert classic.subscribed_topics(group) is None
         assert classic.is_subscribed(group, "anything")
+
+    def test_newcomers_count_from_their_first_generation_on(self) -> None:
+        group = self.subscribed(subscription("a"))
+        newcomer = joining("b", protocols=(("range", subscription("b")),))
+        group = join(group, newcomer)
+        assert classic.subscribed_topics(group) == frozenset("a")
+        group = join(group, joining(member_id="m0", protocols=(("range", subscription("a")),)))
+        assert classic.subscribed_topics(group) == frozenset("ab")
 
     def test_others_than_consumers_subscribe_to_nothing(self) -> None:
         group = self.subscribed(subscription("a"), protocol_type="connect")

@@ -306,6 +306,7 @@ def group_shapes(client: Client) -> dict[int, list[Shape]]:
 
     of_known, too_long = ("known", 0, 5), ErrorCode.offset_metadata_too_large
     stale, fenced = ErrorCode.stale_member_epoch, ErrorCode.fenced_member_epoch
+    no_epochs = ErrorCode.unsupported_version  # before OffsetCommit 9
     no_pattern = {BAD, ErrorCode.invalid_regular_expression}  # version 0 has none, and so no subscription
     return {
         8: [
@@ -322,8 +323,8 @@ def group_shapes(client: Client) -> dict[int, list[Shape]]:
             (commit("classic", "nobody", 1, of_known), {NO_MEMBER}),
             (commit("classic", "", -1, of_known), {NO_MEMBER}),
             ({**commit("classic", member, 1, of_known), "group_instance_id": "i"}, {OK, NO_MEMBER}),
-            (commit("consumer", "m", 1, of_known), {OK}),
-            (commit("consumer", "m", 2, of_known), {stale}),
+            (commit("consumer", "m", 1, of_known), {OK, no_epochs}),
+            (commit("consumer", "m", 2, of_known), {stale, no_epochs}),
             (commit("consumer", "nobody", 1, of_known), {NO_MEMBER}),
             (commit("consumer", "", -1, of_known), {NO_MEMBER}),
             (commit("simple", "", -1, of_known), {OK}),
@@ -446,6 +447,7 @@ def group_shapes(client: Client) -> dict[int, list[Shape]]:
             (beat(fresh(), "m", rack_id=""), {BAD}),
             (beat(fresh(), "m", rebalance_timeout=_ms(-1)), {BAD}),
             (beat(fresh(), "m", rebalance_timeout=_ms(largest)), {OK}),
+            (beat(fresh(), "m", rebalance_timeout=_ms(smallest)), {OK}),
             (beat(fresh(), "m", server_assignor="nope"), {ErrorCode.unsupported_assignor}),
             (by_pattern("known|[a-z]+"), {OK, BAD}),
             *((by_pattern(regex), no_pattern) for regex in ("[", "*", r"(a)\1", "(?=a)", "a{1001}")),
