@@ -2,7 +2,14 @@
 
 Clients follow KIP-848: they give up before they take, say what they own when that changed, and say everything
 after an answer that they did not get. A client waits for the answer to a heartbeat before it changes what it
-owns. Brokers work from what they last read: a change is put on condition that nobody wrote since, and is made
+owns.
+
+One thing the protocol does not promise, nor does Kafka: a client that has yet to take what it was
+told says that it does not own it, and the broker gives it to another. If the client does not hear of that, it
+takes it all the same. Its epoch is an old one then: its commits are refused, and the answer to its next
+heartbeat is that it has to give up everything.
+
+Brokers work from what they last read: a change is put on condition that nobody wrote since, and is made
 again from the newest otherwise. A heartbeat that says nothing is answered from an old reading, but it is not
 refused by one.
 """
@@ -30,6 +37,7 @@ from dray.errors import (
     FencedInstance,
     FencedMemberEpoch,
     GroupError,
+    StaleMemberEpoch,
     UnknownGroup,
     UnknownMember,
     UnreleasedInstance,
@@ -77,6 +85,8 @@ class Client:
     is_leaving: bool = False
     is_gone: bool = False
     sent: Beat | None = None  # and not answered
+    # What it said that it does not own, may take all the same, and would have heard of in a lost answer.
+    unfinished: set[tuple[int, int]] = field(default_factory=set)
 
     def next_beat(self, heard_by: Process) -> Beat:
         names, regex = (
@@ -102,6 +112,7 @@ class Client:
         sent = self.sent
         assert sent is not None
         self.sent = None
+        self.unfinished.clear()
         if self.is_leaving:
             self.is_gone = True
         elif isinstance(answer, Beaten):
@@ -129,6 +140,9 @@ class Client:
             self.is_gone = True
 
     def hear_nothing(self) -> None:
+        assert self.sent is not None
+        if self.sent.owned is not None:
+            self.unfinished |= pairs(self.told) - pairs(self.sent.owned)
         self.sent = None
         self.says_all = True
         self.is_gone = self.is_leaving
@@ -438,8 +452,12 @@ class Groups(RuleBasedStateMachine):
             member = group.members.get(client.member_id)
             if member is None:
                 continue
-            assert pairs(client.owned) <= pairs(member.assigned) | pairs(member.revoking)
-            for pair in pairs(client.owned):
+            owned, has = pairs(client.owned), pairs(member.assigned) | pairs(member.revoking)
+            assert owned <= has | client.unfinished
+            if not owned <= has:
+                refusal = consumer.check_commit(group, client.member_id, client.epoch)
+                assert isinstance(refusal, StaleMemberEpoch)
+            for pair in owned & has:
                 assert owners.setdefault(pair, client.member_id) == client.member_id, f"{pair} has two owners"
         held = [
             pair

@@ -227,6 +227,19 @@ def test_previous_epoch_is_believed_of_a_member_that_owns_nothing_else() -> None
     assert isinstance(scene.ask(light_beat("B", 1, owned={}, **full)), FencedMemberEpoch)  # it never had 1
 
 
+def test_member_is_taken_at_its_word_and_fenced_if_it_took_the_partition_all_the_same() -> None:
+    """It was still to take what it was told, did not hear the answer, and so took too much. As in Kafka."""
+    scene = Scene(a=2)
+    scene.ask(join_beat("A", "a"))
+    scene.ask(join_beat("B", "a"))
+    assert scene.told(light_beat("A", 1, owned={})) == (2, {(1, 0)})
+    assert scene.told(light_beat("B", 2)) == (2, {(1, 1)})
+    assert isinstance(consumer.check_commit(scene.consumers, "A", 1), StaleMemberEpoch)
+    topic_id = next(iter(scene.consumers.members["B"].assigned))
+    too_much = {topic_id: frozenset({0, 1})}
+    assert isinstance(scene.ask(light_beat("A", 1, owned=too_much)), FencedMemberEpoch)
+
+
 def test_heartbeat_that_is_applied_twice_is_answered_alike() -> None:
     scene = Scene(a=4)
     scene.ask(join_beat("A", "a"))
