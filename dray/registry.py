@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import chain
@@ -75,7 +75,7 @@ class BrokerRegistry:
         self._changed = asyncio.Event()
         self._directory.subscribe(lambda segment: self._changed.set())
         self._brokers = Brokers((), revision=-1)
-        self.registrations = 0  # how often it was registered
+        self._registration = -1
         self._session: Session | None = None
         self._registered_in: Session | None = None
         self._leaving = AsyncExitStack()  # ends the session
@@ -91,6 +91,22 @@ class BrokerRegistry:
     def info(self) -> BrokerInfo:
         """This broker, as its registration has it."""
         return self._info
+
+    @property
+    def registration(self) -> int:
+        """Names this broker's latest registration, whatever became of it. No two of one node id are the same:
+        it is the version of the record."""
+        return self._registration
+
+    @property
+    def registrations(self) -> Mapping[int, int]:
+        """Of all that are registered, by node id, as far as the view goes."""
+        return {found.value.node_id: found.version for found in self._directory.values().values()}
+
+    async def registration_of(self, node_id: int) -> int | None:
+        """At least as new as this call. Raises what the store raises."""
+        found = await self._directory.refresh(str(node_id))
+        return None if found is None else found.version
 
     @property
     def is_registered(self) -> bool:
@@ -164,7 +180,6 @@ class BrokerRegistry:
         else:
             node_id = await self._claim_free(self._session)
         self._registered_in = self._session
-        self.registrations += 1
         # The watch may be late: until it comes, the view would show who had the id before.
         await self._directory.refresh(str(node_id))
         return node_id
@@ -208,7 +223,7 @@ class BrokerRegistry:
         expect: Expectation = Expect.ABSENT
         while True:
             try:
-                await session.put_ephemeral(CLUSTER_DOMAIN, key, value, expect)
+                self._registration = await session.put_ephemeral(CLUSTER_DOMAIN, key, value, expect)
                 return None
             except VersionConflict:
                 await self._store.barrier(CLUSTER_DOMAIN)

@@ -15,6 +15,7 @@ late, finds its phase gone and does nothing. Where the holder does not act, a br
 does, `BACKUP_S` later.
 
 **A broker that is not registered** hears nobody: it sends members away, because the others believe it dead.
+Registered again it is another `Process`: who comes back to it is moved by a write, like any other.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dray.errors import (
     GroupNotEmpty,
     IncompatibleStore,
     InvalidGroupId,
+    MetadataError,
     RebalanceInProgress,
     UnknownGroup,
 )
@@ -65,7 +67,6 @@ from dray.groups.topics import TopicsView
 from dray.metadata.keys import domain_of
 from dray.metadata.store import Gap, KeyChange, MetadataStore, Record, WatchEvent
 from dray.registry import BrokerRegistry
-from dray.routing import BrokerInfo
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ RETRY_S = 1.0
 STALL_S = 0.5
 # Groups that nobody here has to do with are remembered, as simple consumers commit again and again.
 MAX_IDLE = 1_000
+# Registrations that are gone. Brokers restart a few times a day; above this all are looked for once more.
+MAX_GONE = 10_000
 # Topics are often deleted one after the other: their offsets go together.
 SWEEP_PAUSE_S = 5.0
 # Records of groups may be large.
@@ -123,59 +126,70 @@ class GroupCoordinator:
         self._groups: dict[str, _Timed] = {}  # the least lately used first
         self._forget_at = MAX_IDLE
         self._tasks: set[asyncio.Task[None]] = set()
-        self._registrations = registry.registrations
+        self._was = self.process  # when a timer rang last
         self._survey_wanted = asyncio.Event()
         self._survey_wanted.set()
         self._sweep_wanted = asyncio.Event()
         registry.subscribe(self._survey_wanted.set)
+        self._gone: set[Process] = set()
+        self._looked_for: set[Process] = set()
         self._is_stopped = False
 
     @property
     def process(self) -> Process:
-        """Which broker process the members that ask here are heard by."""
-        return _process(self._registry.info)
+        """Who hears the members that ask here."""
+        return Process(self._registry.node_id, self._registry.registration)
 
     async def join(self, group_id: str, request: Join, gone: asyncio.Future[None]) -> Joined:
         """Waits for the rebalance to end, or until the connection has `gone`."""
         timed = self._for_members(group_id)
         member_id = request.member_id or request.new_member_id
+
+        def join(group: Group | None) -> Outcome[Joined]:
+            outcome = classic.join(group, request, self.limits, self._now_ms())
+            if not isinstance(outcome.answer, Joined):
+                return outcome
+            return Outcome(classic.hear(outcome.group, member_id, request.heard_by), outcome.answer)
+
         try:
-            return await timed.live.ask_and_wait(
-                lambda group: classic.join(group, request, self.limits, self._now_ms()),
-                lambda group: classic.joined(group, request, member_id),
-                member_id,
-                gone,
+            joined = await timed.live.ask_and_wait(
+                join, lambda group: classic.joined(group, request, member_id), member_id, gone
             )
         finally:
             timed.clocks.heard(member_id, self._loop.time())
+        self._check_registered(request.heard_by)
+        return joined
 
     async def sync(self, group_id: str, request: Sync, gone: asyncio.Future[None]) -> Synced:
         timed = self._for_members(group_id)
+        me = self.process
 
         def sync(group: Group | None) -> Outcome[Synced]:
             outcome = classic.sync(group, request)
             if isinstance(outcome.answer, GroupError):
                 return outcome
-            return Outcome(classic.hear(outcome.group, request.member_id, self.process), outcome.answer)
+            return Outcome(classic.hear(outcome.group, request.member_id, me), outcome.answer)
 
         try:
-            return await timed.live.ask_and_wait(
+            synced = await timed.live.ask_and_wait(
                 sync, lambda group: classic.synced(group, request), request.member_id, gone
             )
         finally:
             timed.clocks.heard(request.member_id, self._loop.time())
+        self._check_registered(me)
+        return synced
 
     async def heartbeat(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> None:
         timed = self._for_members(group_id)
-        live = timed.live
+        live, me = timed.live, self.process
 
         def beat(group: Group | None) -> Outcome[RebalanceInProgress | bool]:
             error = classic.heartbeat(group, member_id, instance_id, generation)
             if error is not None and not isinstance(error, RebalanceInProgress):
                 return Outcome(group, error)
-            return Outcome(classic.hear(group, member_id, self.process), error or True)
+            return Outcome(classic.hear(group, member_id, me), error or True)
 
         if live.is_known:
             outcome = beat(live.group)
@@ -188,7 +202,7 @@ class GroupCoordinator:
                 await live.ask(beat)
         finally:
             timed.clocks.heard(member_id, self._loop.time())
-        self._check_registered()
+        self._check_registered(me)
 
     async def leave(self, group_id: str, leaving: Sequence[Leaving]) -> tuple[Left, ...]:
         def leave(group: Group | None) -> Outcome[tuple[Left, ...]]:
@@ -230,7 +244,7 @@ class GroupCoordinator:
         with live.hearing(beat.member_id):
             beaten = await live.ask(apply)
         timed.clocks.heard(beat.member_id, self._loop.time())
-        self._check_registered()
+        self._check_registered(beat.heard_by)
         return beaten
 
     async def check_commit(
@@ -365,11 +379,12 @@ class GroupCoordinator:
     def _for_members(self, group_id: str) -> _Timed:
         if not group_id:
             raise InvalidGroupId("members need a group id that is not empty")
-        self._check_registered()
+        self._check_registered(self.process)
         return self._of(group_id)
 
-    def _check_registered(self) -> None:
-        if not self._registry.is_registered or self._is_stopped:
+    def _check_registered(self, process: Process) -> None:
+        """Whether it is still this one that members are heard by."""
+        if not self._registry.is_registered or self._is_stopped or self.process != process:
             raise CoordinatorAway("this broker is not registered: others believe it dead")
 
     def _of(self, group_id: str) -> _Timed:
@@ -430,6 +445,7 @@ class GroupCoordinator:
         live = timed.live
         me = self.process
         wanted: dict[Key, float] = {}
+        is_unsure = False
         members = list(_sessions(live.group, self.limits))
         for session in members:
             if session.heard_by == me:
@@ -439,16 +455,48 @@ class GroupCoordinator:
             lag_s = 0.0 if holds else BACKUP_S
             there = self._processes()
             for session in members:
-                if session.heard_by not in there:
+                if session.heard_by in there:
+                    continue
+                if self._is_gone(session.heard_by):
                     wanted[session] = session.timeout_ms / 1000 + lag_s
+                else:
+                    is_unsure = True
             for timer in _timers(live.group):
                 wanted[timer] = timer.after_ms / 1000 + lag_s
         timed.clocks.want(wanted, self._loop.time())
-        live.is_followed = bool(wanted)
+        live.is_followed = bool(wanted) or is_unsure
         self._arm(timed)
 
     def _processes(self) -> set[Process]:
-        return {_process(broker) for broker in self._registry.brokers.all}
+        """All that others leave the members of alone."""
+        return {self.process, *(Process(*each) for each in self._registry.registrations.items())}
+
+    def _is_gone(self, process: Process) -> bool:
+        """Whether that is certain. If not, it is found out, and clocks are set again then.
+
+        The view of the brokers may be older than the group, and lack one that has come since. What was once
+        seen to be gone is so for ever: no registration comes back.
+        """
+        if process not in self._gone and process not in self._looked_for:
+            self._looked_for.add(process)
+            self._spawn(self._look_for(process))
+        return process in self._gone
+
+    async def _look_for(self, process: Process) -> None:
+        try:
+            registration = await self._registry.registration_of(process.node_id)
+        except MetadataError as error:
+            log.warning("groups: whether %s is gone: %s", process, error)
+            await asyncio.sleep(RETRY_S)
+        else:
+            if registration != process.registration:
+                if len(self._gone) >= MAX_GONE:
+                    self._gone.clear()
+                self._gone.add(process)
+        finally:
+            self._looked_for.discard(process)
+        for timed in list(self._groups.values()):
+            self._set_clocks(timed)
 
     def _arm(self, timed: _Timed) -> None:
         at = timed.clocks.next_at()
@@ -477,8 +525,8 @@ class GroupCoordinator:
 
     def _forgive_silence(self, now: float) -> None:
         """While this broker was not registered it heard nobody: all sessions begin anew."""
-        if self._registrations != self._registry.registrations:
-            self._registrations = self._registry.registrations
+        if self._was != self.process:
+            self._was = self.process
             for timed in self._groups.values():
                 timed.clocks.restart_sessions(now)
 
@@ -620,10 +668,6 @@ def _sessions(group: Group | None, limits: GroupLimits) -> Iterator[MemberSessio
 
 def _timers(group: Group | None) -> Sequence[Any]:
     return consumer.timers(group) if isinstance(group, ConsumerGroup) else classic.timers(group)
-
-
-def _process(broker: BrokerInfo) -> Process:
-    return Process(broker.node_id, broker.started_at_ms)
 
 
 def _listed(record: Record) -> ListedGroup | None:

@@ -31,10 +31,10 @@ NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Process(NamedTuple):
-    """One life of one broker, as its registration names it."""
+    """A broker for as long as one registration of it lasts. Registered again, it is another."""
 
     node_id: int
-    started_at_ms: int
+    registration: int  # the version of its record
 
 
 class GroupState(enum.Enum):

@@ -78,23 +78,24 @@ Global___Dying: _TypeAlias = Dying  # noqa: Y015
 
 @_typing.final
 class Process(_message.Message):
-    """One life of one broker, as its registration names it."""
+    """A broker for as long as one registration of it lasts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
-    STARTED_AT_MS_FIELD_NUMBER: _builtins.int
+    REGISTRATION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
-    started_at_ms: _builtins.int
+    registration: _builtins.int
+    """The version of its record."""
     def __init__(
         self,
         *,
         node_id: _builtins.int = ...,
-        started_at_ms: _builtins.int = ...,
+        registration: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "started_at_ms", b"started_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "registration", b"registration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

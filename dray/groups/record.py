@@ -193,7 +193,7 @@ def _write_classic(message: pb.Classic, group: ClassicGroup) -> None:
     message.initial_remaining_ms = group.initial_remaining_ms
     message.has_newcomers = group.has_newcomers
     for process in processes.of:
-        message.processes.add(node_id=process.node_id, started_at_ms=process.started_at_ms)
+        message.processes.add(node_id=process.node_id, registration=process.registration)
 
 
 def _read_classic(message: pb.Classic) -> ClassicGroup:
@@ -271,7 +271,7 @@ def _write_consumer(message: pb.Consumer, group: ConsumerGroup) -> None:
     message.topics_digest = group.topics_digest
     message.topic_ids.extend(topic_id.bytes for topic_id in topics.of)
     for process in processes.of:
-        message.processes.add(node_id=process.node_id, started_at_ms=process.started_at_ms)
+        message.processes.add(node_id=process.node_id, registration=process.registration)
 
 
 def _read_consumer(message: pb.Consumer) -> ConsumerGroup:
@@ -318,4 +318,4 @@ def _read_assignment(
 
 
 def _read_processes(written: Iterable[pb.Process]) -> list[Process]:
-    return [Process(each.node_id, each.started_at_ms) for each in written]
+    return [Process(each.node_id, each.registration) for each in written]

@@ -149,7 +149,7 @@ class Broker:
     def die(self) -> None:
         self.queue.clear()
         self.waiting.clear()
-        self.process = self.process._replace(started_at_ms=self.process.started_at_ms + 1)
+        self.process = self.process._replace(registration=self.process.registration + 1)
         self.look()
 
     def look(self) -> None:

@@ -260,6 +260,21 @@ async def test_a_lost_session_is_replaced_and_the_id_stays(in_memory: Cluster) -
         await until(one, lambda: ids(one) == [0, 1])
 
 
+async def test_no_two_registrations_of_a_broker_are_the_same(in_memory: Cluster) -> None:
+    """Who knows one to be gone must not take the next one for gone."""
+    one, two = [await in_memory.start(port) for port in (9001, 9002)]
+    seen: set[int] = set()
+    for _ in range(3):
+        await until(one, lambda: one.registrations.get(1) == two.registration)
+        assert await one.registration_of(1) == two.registration
+        assert two.registration not in seen
+        seen.add(two.registration)
+        lost = session_of(two)
+        lost.expire()
+        assert await one.registration_of(1) is None
+        await until(two, lambda: two.is_registered)
+
+
 async def test_a_broker_never_leaves_itself_out(in_memory: Cluster) -> None:
     """Somebody has to answer the client, and this broker is there."""
     store = await in_memory.store()
