@@ -266,7 +266,10 @@ class Script:
         await eventually(unknown, f"{name} is gone")
 
     async def is_in(self, group: str, state: str, members: int | None = None) -> None:
-        """Until the group is in that state, and has that many members."""
+        """Until the group is in that state, and has that many members.
+
+        Kafka may not tell of a group before its first assignment; `has_joined` does.
+        """
 
         async def there() -> bool:
             answer = await self._quietly("DescribeGroups", 5, groups=[Name(group)])
@@ -274,6 +277,16 @@ class Script:
             return found.group_state == state and members in (None, len(found.members))
 
         await eventually(there, f"{group} is {state} with {members} members")
+
+    async def has_joined(self, group: str, member: Connection) -> None:
+        """Until the group knows the member, whose JoinGroup has no answer yet: of a new group."""
+
+        async def known() -> bool:
+            beat = heartbeat(group, member, 0)
+            answer = await self._quietly(beat.api, beat.version, **beat.fields)
+            return answer.error_code is not ErrorCode.unknown_member_id
+
+        await eventually(known, f"{member.name} has joined {group}")
 
     async def is_assigned(self, connection: Connection, group: str, member: str) -> int:
         """Until the member has partitions: its epoch, from which the transcript counts epochs on, as `e`.
@@ -549,7 +562,8 @@ async def served(address: tuple[str, int]) -> None:
         async def answers() -> bool:
             ask = heartbeat("warm-up", "nobody", 1)
             await connection.send(ask, script.resolve(ask))
-            return (await connection.receive(ask)).error_code not in _NOT_YET
+            # Kafka answers the heartbeats of members that it has not read yet as if all were well.
+            return (await connection.receive(ask)).error_code is ErrorCode.unknown_member_id
 
         await eventually(found, "a coordinator")
         await eventually(answers, "the group's records are loaded")
