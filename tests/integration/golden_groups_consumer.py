@@ -160,6 +160,17 @@ async def consumer_range(s: Script) -> None:
 
 
 @scenario()
+async def consumer_range_static(s: Script) -> None:
+    """Static members come before the others, by their names, and then those by their ids."""
+    await s.topic("t", 3)
+    a, b, c = await s.connect("a", "b", "c")
+    await a(joins("g", "A"))
+    await b(joins("g", "B", instance_id="two"))
+    await c(joins("g", "C", instance_id="one"))
+    await a(describe_consumers("g"))
+
+
+@scenario()
 async def consumer_assignors(s: Script) -> None:
     """The assignor is the one that most members ask for; one that there is not is refused."""
     await s.topic("t", 2)
@@ -516,9 +527,6 @@ async def consumer_offsets(s: Script) -> None:
     await a(commit("g", {"t": {0: 6}}))
     await a(commit("g", {"t": {0: 6}}, "", 2))
     await a(commit("g", {"t": {2: 6}}, "A", 2))
-    s.says("before version 9")
-    await a(commit("g", {"t": {0: 7}}, "A", 2, version=8))
-    await a(commit("g", {"t": {0: 7}}, "A", 1, version=8))
     s.says("what is committed")
     await a(fetch({"g": {"t": [0, 1]}}, member="A", epoch=2))
     await a(fetch({"g": None}, member="A", epoch=2))
@@ -536,6 +544,18 @@ async def consumer_offsets(s: Script) -> None:
     await a(commit("g", {"t": {0: 9}}))
     await a(commit("g", {"t": {0: 9}}, "", 2))
     await a(fetch({"g": {"t": [0]}}))
+
+
+@scenario()
+async def consumer_offsets_before_epochs(s: Script) -> None:
+    """Before version 9 of OffsetCommit there were no member epochs, and a member cannot commit."""
+    await s.topic("t", 1)
+    a = await s.connect("a")
+    await a(joins("g", "A"))
+    await a(commit("g", {"t": {0: 7}}, "A", 1, version=8))
+    await a(commit("g", {"t": {0: 7}}, "A", 2, version=8))
+    await a(commit("g", {"t": {0: 7}}, "nobody", 1, version=8))
+    await a(fetch({"g": None}, version=8))
 
 
 @scenario()
