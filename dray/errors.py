@@ -61,6 +61,16 @@ DrayError
 │   ├── MetadataTooLarge     commit less text with the offset
 │   ├── TopicInUse           the group subscribes to it
 │   └── CoordinatorAway      look for the coordinator again
+├── CatalogError             a table cannot be read or changed; the log has everything all the same
+│   ├── CatalogUnavailable   nothing was committed: try again later
+│   ├── TableCommitUnknown   it may be committed: try the same again later, and delete nothing
+│   ├── CatalogDenied        correct the credentials or their rights
+│   ├── CatalogMisconfigured correct the setting `catalog`
+│   ├── TableOfAnotherTopic  rename or drop the table, or name its topic in it
+│   ├── TableAltered         do to the table what it says
+│   ├── TableGone            make the table anew, and append what the index names
+│   ├── TableBehind          append what the index names and the table lacks, then the rest
+│   └── InputsGone           give the rewrite up: somebody else changed what it was made from
 ├── NodeIdTaken              give this broker another node id, or none
 ├── NotCommitted             nothing was written, nor will be: the client may retry
 ├── ReadAgain                the index was changed while it was read, and says nothing yet
@@ -82,6 +92,7 @@ DrayError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 
@@ -260,6 +271,119 @@ class ReadAgain(DrayError):
 
 class CommitUnknown(DrayError):
     """Nobody could find out in time whether a write was committed."""
+
+
+class CatalogError(DrayError):
+    """A call to the Iceberg catalog, or on a table in it, did not do what was asked."""
+
+
+class CatalogUnavailable(CatalogError):
+    """The catalog, or the store of its files, could not be reached, or others were faster each time."""
+
+
+class TableCommitUnknown(CatalogError):
+    """A commit was sent and no answer came that says whether it holds. Doing it again finds out."""
+
+
+class CatalogDenied(CatalogError):
+    """The catalog, or the store of its files, refused the credentials, or they do not allow this."""
+
+
+class CatalogMisconfigured(CatalogError):
+    """The catalog cannot work as it is set up. Says what to correct."""
+
+
+class TableOfAnotherTopic(CatalogError):
+    """There is a table of the topic's name, and it is not the topic's. `found` is the topic id it states."""
+
+    def __init__(self, table: str, found: str | None, topic_id: UUID) -> None:
+        whose = "was not made by Dray" if found is None else f"is that of a topic with the id {found}"
+        super().__init__(
+            f"table {table} {whose}, and the topic of this name has the id {topic_id}: rename the table, or"
+            f" drop it. If it is the topic's all the same, set its property dray.topic-id to {topic_id}"
+        )
+        self.table = table
+        self.found = found
+        self.topic_id = topic_id
+
+
+class TableAltered(CatalogError):
+    """The topic's table was changed into something that cannot take its records any more."""
+
+    def __init__(self, table: str, problem: str, remedy: str) -> None:
+        super().__init__(f"table {table}: {problem}; {remedy}")
+        self.table = table
+        self.problem = problem
+        self.remedy = remedy
+
+
+class TableGone(CatalogError):
+    """The table was dropped, or dropped and made anew, since it was loaded."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"table {table} was dropped: it has to be made anew, with all that the topic has")
+        self.table = table
+
+
+class TableBehind(CatalogError):
+    """The table lacks files that the index has. It was dropped, and made anew without them."""
+
+    def __init__(self, table: str, partition: int, end_offset: int, expected: int) -> None:
+        super().__init__(
+            f"table {table} has partition {partition} up to offset {end_offset}, not {expected}: the files in"
+            " between have to be appended first"
+        )
+        self.table = table
+        self.partition = partition
+        self.end_offset = end_offset
+        self.expected = expected
+
+
+class InputsGone(CatalogError):
+    """Files that were to be replaced are not in the table as they were. Nothing was replaced."""
+
+    def __init__(self, table: str, task_id: UUID, paths: Sequence[str], why: str) -> None:
+        super().__init__(f"table {table}: {why}, for instance {paths[0]}; they cannot be replaced any more")
+        self.table = table
+        self.task_id = task_id
+        self.paths = tuple(paths)
+
+
+class SparkError(DrayError):
+    """Spark, or what it needs, is not there."""
+
+
+class JavaMissing(SparkError):
+    """No Java, or one that Spark does not run on."""
+
+
+class JarsMissing(SparkError):
+    """A jar is neither here nor to be had."""
+
+    def __init__(self, path: object, url: str, reason: str) -> None:
+        super().__init__(f"{url} cannot be fetched: {reason}; put it there by hand: {path}")
+        self.path = path
+        self.url = url
+
+
+class SparkNotStarted(SparkError):
+    """The JVM or the session did not come up."""
+
+
+class SparkInUse(SparkError):
+    """A JVM of this process was started without what is needed now."""
+
+
+class NoTables(SparkError):
+    """There is no catalog yet, so no topic can be asked."""
+
+
+class QueryFailed(DrayError):
+    """Spark refuses a statement, or fails at it. `hint` says what may help, or nothing."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.hint = hint
 
 
 class NodeIdTaken(DrayError):
