@@ -12,7 +12,8 @@ DrayError
 │   ├── DecompressedTooLarge leave the records inside alone: they are more than may be held in memory
 │   ├── InvalidRecords       the batch contradicts itself, or is not a client's to write
 │   ├── InvalidTimestamp     its timestamps are not a client's to set
-│   └── TransactionalBatch   Dray has no transactions
+│   ├── TransactionalBatch   Dray has no transactions
+│   └── UndecodableBatch     leave it and its offsets as they are, and go on behind it
 ├── SequenceError            the batch is not the next one of its producer; nothing of it counts
 │   ├── OutOfOrderSequence   batches before it are missing: send those first
 │   ├── StaleEpoch           the producer goes on under a newer epoch
@@ -173,6 +174,16 @@ class InvalidTimestamp(InvalidBatch):
 
 class TransactionalBatch(InvalidBatch):
     """Part of a transaction. INVALID_REQUEST."""
+
+
+class UndecodableBatch(InvalidBatch):
+    """It was stored by what its header says, and its records are not that. `number` counts from 0."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason, 0)
+        self.args = (f"record batch number {number}: {reason}",)
+        self.number = number
+        self.reason = reason
 
 
 class SequenceError(DrayError):
