@@ -36,6 +36,7 @@ from dray.index.log_start import stream_of_key
 from dray.index.times import TimeIndex
 from dray.index.witness import Witness
 from dray.log.append import LogAppender
+from dray.log.compacted import CompactedReader
 from dray.log.read import LogReader
 from dray.log.wakeups import Wakeups
 from dray.metadata.cluster import Cluster, open_cluster
@@ -103,7 +104,11 @@ class Broker:
             resolve=self._index.resolve,
         )
         self._reader = LogReader(
-            self._index, self._wal_reader, self._wakeups, buffer_bytes=settings.fetch_buffer_bytes
+            self._index,
+            self._wal_reader,
+            CompactedReader(self._wal_reader, cache_bytes=settings.fetch_compacted_cache_bytes),
+            self._wakeups,
+            buffer_bytes=settings.fetch_buffer_bytes,
         )
         self._cluster_settings = ClusterSettings(store, _given(settings))
         self._cluster_settings.subscribe(self._use_settings)
@@ -155,7 +160,7 @@ class Broker:
             registry=registry,
             topics=self._topics,
             index=self._index,
-            times=TimeIndex(self._index, self._reader.read_batch),
+            times=TimeIndex(self._index, self._reader.read_batch, self._reader.compacted),
             deleter=RecordDeleter(self._store, self._domain_of, self._index),
             appender=LogAppender(self._writer, self._cluster.num_domains),
             reader=self._reader,

@@ -36,7 +36,7 @@ from dray.objectstore.opening import parse_objects_url
 
 ENV_PREFIX = "DRAY_"
 # Read by the test suite and its tools, not by Dray.
-FOREIGN_VARIABLES = re.compile(r"DRAY_TEST_.*|DRAY_CACHE")
+FOREIGN_VARIABLES = re.compile(r"DRAY_TEST_.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,14 @@ def _directory(text: str) -> Path:
     if not text or "\0" in text:
         raise ValueError("it must be the path of a directory")
     return Path(text)
+
+
+def _home_directory(text: str) -> Path:
+    """As the shell would have it: a file and a variable do not pass through one."""
+    try:
+        return _directory(text).expanduser()
+    except RuntimeError:
+        raise ValueError("whose home '~' is cannot be found out; write it in full") from None
 
 
 def _int_between(low: int, high: int) -> Callable[[str], int]:
@@ -111,6 +119,36 @@ def _zone(text: str) -> str:
     return text
 
 
+def _namespace(text: str) -> str:
+    """Levels of characters that SQL takes, at least in backquotes."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", text) or len(text) > 128:
+        raise ValueError("it must be letters, digits, '_' and '-', with dots between levels, at most 128")
+    return text
+
+
+def _http_url(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", text):
+        raise ValueError("it must be an http:// or https:// address")
+    return text.rstrip("/")
+
+
+def _spark_master(text: str) -> str:
+    if not re.fullmatch(r"local(\[[^\]]+\])?|yarn|(spark|k8s)://\S+", text):
+        raise ValueError("it must be local, local[N], local[*], spark://host:port, yarn or k8s://URL")
+    return text
+
+
+def _spark_conf(text: str) -> Mapping[str, str]:
+    """Lines of key=value, of which the last of a key counts. Values are Spark's to judge."""
+    conf: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        key, equals, value = line.partition("=")
+        if not equals or not re.fullmatch(r"spark\.\S+", key.rstrip()):
+            raise ValueError("write spark.key=value, one to a line")
+        conf[key.rstrip()] = value.strip()
+    return conf
+
+
 def _metadata_url(text: str) -> str:
     if parse_metadata_url(text) == MemoryUrl():
         raise ValueError("a memory store dies with its process and is for tests only; use sqlite:///path")
@@ -154,7 +192,9 @@ class Setting:
     default: str | None  # may refer to {data} and {absolute_data}; None leaves it unset
     doc: str
     flag: str | None = None  # placeholder of a command-line option of its own
-    only: str | None = None  # the command that has this option; None: all have it
+    only: str | None = None  # the commands that have this option, with spaces; None: all have it
+    short: str | None = None  # what the option is called, if not as the setting is
+    adds: bool = False  # whether a further value is a line more, instead of taking the place of those before
 
     @property
     def field(self) -> str:
@@ -166,7 +206,7 @@ class Setting:
 
     @property
     def option(self) -> str:
-        return "--" + self.name.replace(".", "-")
+        return "--" + (self.short or self.name.replace(".", "-"))
 
 
 def _about(*row: Any, **more: Any) -> dict[str, Setting]:
@@ -362,6 +402,14 @@ class Settings:
             "Memory for WAL objects that were written here or read lately.",
         )
     )
+    fetch_compacted_cache_bytes: int = field(
+        metadata=_about(
+            "fetch.compacted.cache.bytes",
+            _int_between(0, 2**40),
+            "67108864",
+            "Memory for batches that were rebuilt from Parquet files.",
+        )
+    )
     index_cache_bytes: int = field(
         metadata=_about(
             "index.cache.bytes",
@@ -511,6 +559,118 @@ class Settings:
             "Refuse partitions of another broker (NOT_LEADER_OR_FOLLOWER) instead of serving them.",
         )
     )
+    table_namespace: str = field(
+        metadata=_about("table.namespace", _namespace, "kafka", "Iceberg namespace of the topics' tables.")
+    )
+    table_iceberg_partitioning: str = field(
+        metadata=_about(
+            "table.iceberg.partitioning",
+            _one_of("partition", "partition,day(timestamp)"),
+            "partition",
+            "How new tables are partitioned: partition, or partition,day(timestamp).",
+        )
+    )
+    spark_master: str = field(
+        metadata=_about(
+            "spark.master",
+            _spark_master,
+            "local[*]",
+            "Where the compactor's work runs: local[N], spark://host:port, yarn or k8s://URL.",
+            flag="URL",
+            only="compactor",
+            short="master",
+        )
+    )
+    spark_conf: Mapping[str, str] = field(
+        repr=False,
+        metadata=_about(
+            "spark.conf",
+            _spark_conf,
+            "",
+            "A property of Spark, as spark.executor.memory=4g; repeatable.",
+            flag="KEY=VALUE",
+            only="compactor sql",
+            short="conf",
+            adds=True,
+        ),
+    )
+    cache: Path = field(
+        metadata=_about(
+            "cache", _home_directory, "~/.cache/dray", "Directory of what is fetched once: Spark's jars."
+        )
+    )
+    maven_url: str = field(
+        metadata=_about(
+            "maven.url",
+            _http_url,
+            "https://repo.maven.apache.org/maven2",
+            "Where Spark's jars are fetched from: Maven Central, or a mirror of it.",
+        )
+    )
+    compaction_interval_ms: int = field(
+        metadata=_about(
+            "compaction.interval.ms",
+            _int_between(100, 2**40),
+            "10000",
+            "Pause between two rounds of the compactor.",
+        )
+    )
+    compaction_wal_max_age_ms: int = field(
+        metadata=_about(
+            "compaction.wal.max.age.ms",
+            _int_between(0, 2**40),
+            "60000",
+            "How long records wait at most to be in their table; a stream that fills a file does not wait.",
+        )
+    )
+    compaction_task_bytes: int = field(
+        metadata=_about(
+            "compaction.task.bytes",
+            _int_between(2**16, 2**40),
+            "134217728",
+            "Most WAL bytes that become one data file. An executor needs about five times as much memory.",
+        )
+    )
+    compaction_target_file_size_bytes: int = field(
+        metadata=_about(
+            "compaction.target.file.size.bytes",
+            _int_between(2**16, 2**40),
+            "268435456",
+            "Size that small data files are rewritten to.",
+        )
+    )
+    compaction_parquet_max_files_per_partition: int = field(
+        metadata=_about(
+            "compaction.parquet.max.files.per.partition",
+            _int_between(2, 2**31 - 1),
+            "64",
+            "Data files of a partition above which small ones are rewritten.",
+        )
+    )
+    wal_gc_grace_ms: int = field(
+        metadata=_about(
+            "wal.gc.grace.ms",
+            _int_between(0, 2**40),
+            "600000",
+            "How long objects stay that nothing refers to any more, for readers that are on their way.",
+        )
+    )
+    table_snapshots_keep: int = field(
+        metadata=_about(
+            "table.snapshots.keep",
+            _int_between(1, 2**31 - 1),
+            "100",
+            "Snapshots of a table that never expire: the newest.",
+        )
+    )
+    table_snapshots_max_age_ms: int = field(
+        metadata=_about(
+            "table.snapshots.max.age.ms",
+            _int_between(0, 2**50),
+            "432000000",
+            "Age at which the other snapshots of a table expire.",
+        )
+    )
 
 
 def _table() -> dict[str, Setting]:
@@ -534,6 +694,9 @@ def load_settings(
     for source in sources:
         for value in source:
             _check_name(value.name, value, SETTINGS)
+            before = given.get(value.name)
+            if before is not None and SETTINGS[value.name].adds:
+                value = Given(value.name, f"{before.text}\n{value.text}", value.origin)
             given[value.name] = value
 
     values = {name: _parse(SETTINGS[name], value) for name, value in given.items()}

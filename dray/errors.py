@@ -25,7 +25,7 @@ DrayError
 │   └── NotAListConfig       set the config as a whole
 ├── TimedOut                 it is not done in the time that was given; it may be done yet
 ├── OffsetOutOfRange         the reader is to choose another place to begin
-├── CompactedRange           this Dray cannot read it yet
+├── DamagedFile              a data file is not what was written: read again, then look
 ├── WalFormatError           do not use the object, or this part of it
 │   ├── DamagedWal           these are not the bytes that were written: read again, then look
 │   ├── UnknownWalVersion    a newer Dray wrote it: upgrade, and leave it alone
@@ -62,6 +62,7 @@ DrayError
 │   ├── MetadataTooLarge     commit less text with the offset
 │   ├── TopicInUse           the group subscribes to it
 │   └── CoordinatorAway      look for the coordinator again
+├── ClaimLost                leave the stream alone: another compactor works at it
 ├── CatalogError             a table cannot be read or changed; the log has everything all the same
 │   ├── CatalogUnavailable   nothing was committed: try again later
 │   ├── TableCommitUnknown   it may be committed: try the same again later, and delete nothing
@@ -72,6 +73,13 @@ DrayError
 │   ├── TableGone            make the table anew, and append what the index names
 │   ├── TableBehind          append what the index names and the table lacks, then the rest
 │   └── InputsGone           give the rewrite up: somebody else changed what it was made from
+├── SparkError               Spark cannot be used like this; nothing was run
+│   ├── JavaMissing          install Java 17, or say where it is
+│   ├── JarsMissing          let them be fetched, or put them where it says
+│   ├── SparkNotStarted      correct what it says about the master or the properties of Spark
+│   ├── SparkInUse           end the other session, or the process: a JVM does not take new jars
+│   └── NoTables             wait until the compactor has made some
+├── QueryFailed              correct the query
 ├── NodeIdTaken              give this broker another node id, or none
 ├── NotCommitted             nothing was written, nor will be: the client may retry
 ├── ReadAgain                the index was changed while it was read, and says nothing yet
@@ -240,12 +248,13 @@ class OffsetOutOfRange(DrayError):
         self.end = end
 
 
-class CompactedRange(DrayError):
-    """The records are in a Parquet file, which this version does not read back."""
+class DamagedFile(DrayError):
+    """A Parquet file of a table cannot be read: cut short, changed, or never one."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path}: records in Parquet files are not served yet")
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
         self.path = path
+        self.problem = problem
 
 
 class WalFormatError(DrayError):
@@ -282,6 +291,14 @@ class ReadAgain(DrayError):
 
 class CommitUnknown(DrayError):
     """Nobody could find out in time whether a write was committed."""
+
+
+class ClaimLost(DrayError):
+    """The record of a stream's compaction was changed by another compactor."""
+
+    def __init__(self, stream_id: int) -> None:
+        super().__init__(f"stream {stream_id:016x}: another compactor works at it")
+        self.stream_id = stream_id
 
 
 class CatalogError(DrayError):

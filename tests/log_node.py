@@ -16,6 +16,7 @@ from dray.index.decided import DecidedIndex
 from dray.index.entry import WalChunk, stream_of
 from dray.index.witness import Witness
 from dray.log.append import LogAppender
+from dray.log.compacted import CompactedReader
 from dray.log.read import Got, LogReader
 from dray.log.wakeups import Wakeups
 from dray.metadata.feed import Feed
@@ -180,7 +181,8 @@ class Node:
             resolve=self.index.resolve,
         )
         self.appender = LogAppender(self.writer, 1, now_ms)
-        self.reader = LogReader(self.index, self.wal, self.wakeups, buffer_bytes=buffer_bytes)
+        compacted = CompactedReader(self.wal, cache_bytes=cache_bytes)
+        self.reader = LogReader(self.index, self.wal, compacted, self.wakeups, buffer_bytes=buffer_bytes)
         self._task: asyncio.Task[None] | None = None
 
     def _committed(self, done: CommittedObject) -> None:

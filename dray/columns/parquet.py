@@ -115,6 +115,20 @@ def write_parquet(
     return seen.stats(collected[0], output.tell())
 
 
+def stats_of_file(body: bytes) -> FileStats:
+    """What `write_parquet` returned when it wrote this file. Raises `ValueError` if it did not."""
+    try:
+        with pq.ParquetFile(pa.BufferReader(body), page_checksum_verification=True) as file:
+            groups = [file.read_row_group(number).cast(SCHEMA) for number in range(file.num_row_groups)]
+            seen = _Seen(groups[0]["partition"][0].as_py() if groups else -1)
+            for group in groups:
+                raw_bytes = sum(int(_raw_sizes(block).sum()) for block in group.to_batches())
+                seen.add(group, raw_bytes)
+            return seen.stats(file.metadata, len(body))
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise ValueError(f"no data file: {error}") from error
+
+
 def row_groups(metadata: pq.FileMetaData) -> list[RowGroup]:
     """What is where in a file, by its footer. Raises `ValueError` if that is not one of `write_parquet`."""
     return [_row_group(metadata.row_group(number)) for number in range(metadata.num_row_groups)]

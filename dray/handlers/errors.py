@@ -73,7 +73,7 @@ CODES: dict[type[errors.DrayError], ErrorCode] = {
     errors.MetadataError: ErrorCode.kafka_storage_error,
     errors.ObjectStoreError: ErrorCode.kafka_storage_error,
     errors.WalFormatError: ErrorCode.kafka_storage_error,
-    errors.CompactedRange: ErrorCode.kafka_storage_error,
+    errors.DamagedFile: ErrorCode.kafka_storage_error,
 }
 
 

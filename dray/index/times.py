@@ -9,8 +9,8 @@ A batch whose records cannot be read (a client may compress rubbish) or would ta
 a lookup fail: it counts as one record at its first offset, with the time of its header.
 
 Bytes are read by the caller's `read_batch`, which is given an entry that is a `WalChunk` and the number of a
-batch in it. What it raises goes through. Parquet files are not looked into yet: a lookup that would have to
-fails with `DrayError`. All other kinds of entries hold no records, nor do void batches.
+batch in it, and by its `files`, which look into Parquet files as a whole. What they raise goes through. All
+other kinds of entries hold no records, nor do void batches.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from dray.errors import DrayError, InvalidBatch
+from dray.errors import InvalidBatch
 from dray.index.entry import ParquetFile, Placed, WalChunk
 from dray.index.lookup import OffsetIndex
 from dray.protocol.records import Batch
@@ -43,13 +43,26 @@ log = logging.getLogger(__name__)
 ReadBatch = Callable[[Placed, int], Awaitable[Batch]]
 
 
+class Files(Protocol):
+    """Looks into Parquet entries; offsets and times of records in them."""
+
+    async def first_at_or_after(
+        self, placed: Placed, timestamp_ms: int, start_offset: int, end_offset: int
+    ) -> tuple[int, int] | None: ...
+
+    async def latest(self, placed: Placed, start_offset: int, end_offset: int) -> tuple[int, int] | None: ...
+
+
 class Found(NamedTuple):
     offset: int
     timestamp_ms: int
 
 
 class _Candidate(NamedTuple):
-    """A batch, by what the index has of it. Sorts by newness: of equals, the first in the log is newest."""
+    """A batch or a Parquet file, by what the index has of it.
+
+    Sorts by newness: of equals, the first in the log is newest.
+    """
 
     max_timestamp_ms: int
     minus_offset: int  # of its first record that is not deleted
@@ -63,9 +76,10 @@ class _Candidate(NamedTuple):
 
 
 class TimeIndex:
-    def __init__(self, index: OffsetIndex, read_batch: ReadBatch) -> None:
+    def __init__(self, index: OffsetIndex, read_batch: ReadBatch, files: Files) -> None:
         self._index = index
         self._read_batch = read_batch
+        self._files = files
         self._one_at_a_time = asyncio.Lock()
         self._reported: set[tuple[int, int]] = set()
 
@@ -88,7 +102,12 @@ class TimeIndex:
                 for candidate in _candidates(placed, log_start, end_offset):
                     if candidate.max_timestamp_ms < timestamp_ms:
                         continue
-                    found = await self._look_into(candidate, look)
+                    if isinstance(placed.entry.where, ParquetFile):
+                        bounds = _bounds(candidate, end_offset)
+                        row = await self._files.first_at_or_after(placed, timestamp_ms, *bounds)
+                        found = None if row is None else Found(*row)
+                    else:
+                        found = await self._look_into(candidate, look)
                     if found is not None:
                         return found
             at = page[-1].end_offset
@@ -117,9 +136,13 @@ class TimeIndex:
         for candidate in sorted(best_known, reverse=True):
             if best is not None and _newness(best) > candidate[:2]:
                 break
-            found = await self._look_into(
-                candidate, lambda batch, first: latest(batch, MAX_DECODED_BYTES, first)
-            )
+            if isinstance(candidate.placed.entry.where, ParquetFile):
+                row = await self._files.latest(candidate.placed, *_bounds(candidate, end_offset))
+                found = None if row is None else Found(*row)
+            else:
+                found = await self._look_into(
+                    candidate, lambda batch, first: latest(batch, MAX_DECODED_BYTES, first)
+                )
             if found is not None and (best is None or _newness(found) > _newness(best)):
                 best = found
         return best
@@ -162,7 +185,11 @@ def _candidates(placed: Placed, log_start: int, end_offset: int | None) -> Itera
     """The batches of an entry, in offset order. The log may start inside of one."""
     where = placed.entry.where
     if isinstance(where, ParquetFile):
-        raise DrayError(f"{where.path}: looking up times in Parquet files is not supported yet")
+        deleted = max(log_start - placed.start_offset, 0)
+        if deleted < placed.entry.records:
+            offset = placed.start_offset + deleted
+            yield _Candidate(placed.entry.max_timestamp_ms, -offset, placed, 0, deleted)
+        return
     if not isinstance(where, WalChunk):
         return
     for number, batch in enumerate(where.batches):
@@ -172,6 +199,11 @@ def _candidates(placed: Placed, log_start: int, end_offset: int | None) -> Itera
         deleted = max(log_start - offset, 0)
         if deleted < batch.records and where.is_served(number):
             yield _Candidate(batch.max_timestamp_ms, -(offset + deleted), placed, number, deleted)
+
+
+def _bounds(candidate: _Candidate, end_offset: int | None) -> tuple[int, int]:
+    end = candidate.placed.end_offset
+    return candidate.offset, end if end_offset is None else min(end, end_offset)
 
 
 def _newness(found: Found) -> tuple[int, int]:

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dray.index.entry import Placed, WalChunk
+from dray.index.entry import ParquetFile, Placed, WalChunk
+from dray.log.compacted import BATCH_BYTES
 from dray.protocol.records import HEADER_BYTES
 
 
 class Span(NamedTuple):
     """Adjacent batches of one entry: [first, last). All of them are served, or it is one of nothing.
 
-    Of nothing are a void batch, and an entry without a chunk: a range of offsets that has no records.
+    Of nothing are a void batch, and an entry without bytes: a range of offsets that has no records. How many
+    batches a Parquet file gives is not known before it is read: `size_bytes` is what they may have.
     """
 
     placed: Placed
@@ -92,6 +94,10 @@ def cut(available: Available, max_bytes: int, *, at_least_one: bool) -> list[Spa
     left = max_bytes
     for placed in available.entries:
         where = placed.entry.where
+        if isinstance(where, ParquetFile):
+            if left >= BATCH_BYTES or (at_least_one and not spans):
+                spans.append(Span(placed, 0, 1, max(left, BATCH_BYTES)))
+            break  # what follows is for the next fetch
         if not isinstance(where, WalChunk):
             whole = left >= HEADER_BYTES or (at_least_one and not spans)
             of_entry = [Span(placed, 0, 1, HEADER_BYTES)] if whole else []

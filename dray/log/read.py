@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dray.errors import (
-    CompactedRange,
     DamagedWal,
     DrayError,
     ObjectNotFound,
@@ -26,6 +25,7 @@ from dray.errors import (
 )
 from dray.index.decided import DecidedIndex
 from dray.index.entry import BATCH_PREFIX_BYTES, ParquetFile, Placed, Truncated, WalChunk
+from dray.log.compacted import CompactedReader
 from dray.log.plan import Available, Span, batch_bytes, share, size_of
 from dray.log.wakeups import Waiter, Wakeups
 from dray.protocol.codec import Buffer, Pieces
@@ -99,12 +99,14 @@ class LogReader:
         self,
         index: DecidedIndex,
         objects: WalReader,
+        compacted: CompactedReader,
         wakeups: Wakeups,
         *,
         buffer_bytes: int,
     ) -> None:
         self._index = index
         self._objects = objects
+        self._compacted = compacted
         self._wakeups = wakeups
         self._budget = _Budget(buffer_bytes)
 
@@ -137,6 +139,10 @@ class LogReader:
             self._budget.give_back(size)
             raise
         return Fetched(partitions, lambda: self._budget.give_back(size))
+
+    @property
+    def compacted(self) -> CompactedReader:
+        return self._compacted
 
     async def read_batch(self, placed: Placed, number: int) -> Batch:
         """One batch of a chunk, checked, for those who look inside."""
@@ -297,19 +303,20 @@ class LogReader:
     ) -> _Read:
         """An object that is gone means that the entry was replaced: look it up again, once."""
         try:
-            return _Read(located, spans, await self._read(spans))
+            return _Read(located, spans, await self._read(spans, want.offset))
         except ObjectNotFound:
             size = size_of(spans)
             located = await self._locate(want, max_bytes, fresh=True)
             if located.error is not None:
                 raise located.error from None
             (spans,) = share([Available(located.entries, want.offset, size)], size)
-            return _Read(located, spans, await self._read(spans))
+            return _Read(located, spans, await self._read(spans, want.offset))
 
-    async def _read(self, spans: Sequence[Span]) -> Pieces:
+    async def _read(self, spans: Sequence[Span], offset: int) -> Pieces:
         """Up to the first that cannot be read, unless that is the first of all."""
-        stored: list[list[memoryview]] = []
-        for pieces in await asyncio.gather(*map(self._read_span, spans), return_exceptions=True):
+        stored: list[Sequence[Buffer]] = []
+        reads = [self._read_span(span, offset) for span in spans]
+        for pieces in await asyncio.gather(*reads, return_exceptions=True):
             if isinstance(pieces, BaseException):
                 if not stored or not isinstance(pieces, DrayError):
                     raise pieces
@@ -317,14 +324,14 @@ class LogReader:
             stored.append(pieces)
         return self._records(spans[: len(stored)], stored)
 
-    async def _read_span(self, span: Span) -> list[memoryview]:
-        where = span.placed.entry.where
-        if isinstance(where, ParquetFile):
-            raise CompactedRange(where.path)
+    async def _read_span(self, span: Span, offset: int) -> Sequence[Buffer]:
+        if isinstance(span.placed.entry.where, ParquetFile):
+            start = max(offset, span.placed.start_offset)
+            return await self._compacted.read(span.placed, start, span.size_bytes)
         chunk = span.chunk
         return [] if chunk is None else await self._objects.read(*_place_of(chunk, span.first, span.last))
 
-    def _records(self, spans: Sequence[Span], stored: Sequence[list[memoryview]]) -> Pieces:
+    def _records(self, spans: Sequence[Span], stored: Sequence[Sequence[Buffer]]) -> Pieces:
         try:
             return _records(spans, stored)
         except DamagedWal:
@@ -375,6 +382,8 @@ def _is_enough(located: Sequence[_Located], min_bytes: int) -> bool:
 
 def _bytes_of(placed: Placed) -> int:
     where = placed.entry.where
+    if isinstance(where, ParquetFile):  # more as batches; so much is enough for anybody to wait no longer
+        return max(where.size_bytes, HEADER_BYTES)
     if not isinstance(where, WalChunk):
         return HEADER_BYTES
     if where.serves_all:
@@ -388,12 +397,14 @@ def _place_of(chunk: WalChunk, first: int, last: int) -> tuple[str, int, int]:
     return chunk.path, chunk.batch_offset(first), end
 
 
-def _records(spans: Sequence[Span], stored: Sequence[list[memoryview]]) -> Pieces:
+def _records(spans: Sequence[Span], stored: Sequence[Sequence[Buffer]]) -> Pieces:
     """The batches of the spans, each at its offset, up to the first that is damaged."""
     buffers: list[Buffer] = []
     for span, pieces in zip(spans, stored, strict=True):
         chunk = span.chunk
-        if chunk is None:
+        if isinstance(span.placed.entry.where, ParquetFile):
+            buffers += pieces  # rebuilt, and each at its offset
+        elif chunk is None:
             buffers.append(empty_batch(span.start_offset, span.records, LEADER_EPOCH))
         elif not _add_batches(buffers, span, chunk, _joined(pieces)):
             break
@@ -417,8 +428,8 @@ def _add_batches(buffers: list[Buffer], span: Span, where: WalChunk, data: memor
     return True
 
 
-def _joined(pieces: Sequence[memoryview]) -> memoryview:
-    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+def _joined(pieces: Sequence[Buffer]) -> memoryview:
+    return memoryview(pieces[0]) if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
 @dataclass(slots=True)

@@ -114,6 +114,7 @@ def test_names_of_settings_and_variables() -> None:
         "fetch.max.bytes": "DRAY_FETCH_MAX_BYTES",
         "fetch.buffer.bytes": "DRAY_FETCH_BUFFER_BYTES",
         "fetch.cache.bytes": "DRAY_FETCH_CACHE_BYTES",
+        "fetch.compacted.cache.bytes": "DRAY_FETCH_COMPACTED_CACHE_BYTES",
         "index.cache.bytes": "DRAY_INDEX_CACHE_BYTES",
         "network.max_request_bytes": "DRAY_NETWORK_MAX_REQUEST_BYTES",
         "network.max_inflight_bytes": "DRAY_NETWORK_MAX_INFLIGHT_BYTES",
@@ -134,6 +135,20 @@ def test_names_of_settings_and_variables() -> None:
         "offsets.retention.minutes": "DRAY_OFFSETS_RETENTION_MINUTES",
         "offsets.retention.check.interval.ms": "DRAY_OFFSETS_RETENTION_CHECK_INTERVAL_MS",
         "routing.enforce_owner": "DRAY_ROUTING_ENFORCE_OWNER",
+        "table.namespace": "DRAY_TABLE_NAMESPACE",
+        "table.iceberg.partitioning": "DRAY_TABLE_ICEBERG_PARTITIONING",
+        "spark.master": "DRAY_SPARK_MASTER",
+        "spark.conf": "DRAY_SPARK_CONF",
+        "cache": "DRAY_CACHE",
+        "maven.url": "DRAY_MAVEN_URL",
+        "compaction.interval.ms": "DRAY_COMPACTION_INTERVAL_MS",
+        "compaction.wal.max.age.ms": "DRAY_COMPACTION_WAL_MAX_AGE_MS",
+        "compaction.task.bytes": "DRAY_COMPACTION_TASK_BYTES",
+        "compaction.target.file.size.bytes": "DRAY_COMPACTION_TARGET_FILE_SIZE_BYTES",
+        "compaction.parquet.max.files.per.partition": "DRAY_COMPACTION_PARQUET_MAX_FILES_PER_PARTITION",
+        "wal.gc.grace.ms": "DRAY_WAL_GC_GRACE_MS",
+        "table.snapshots.keep": "DRAY_TABLE_SNAPSHOTS_KEEP",
+        "table.snapshots.max.age.ms": "DRAY_TABLE_SNAPSHOTS_MAX_AGE_MS",
     }
 
 
@@ -142,8 +157,28 @@ def test_empty_file_sets_nothing(tmp_path: Path) -> None:
 
 
 def test_variables_of_the_tests_are_ignored() -> None:
-    env = {"DRAY_TEST_OXIA": "127.0.0.1:6648", "DRAY_CACHE": "/tmp/cache", "PATH": "/bin"}
+    env = {"DRAY_TEST_OXIA": "127.0.0.1:6648", "PATH": "/bin"}
     assert load(env=env) == load()
+
+
+def test_properties_of_spark_add_up_and_the_last_of_each_counts(tmp_path: Path) -> None:
+    """One for the cluster stands in the file, another is given for once."""
+    file = "spark.conf: |\n  spark.executor.memory=2g\n  spark.driver.extraJavaOptions=-Da=b -Dc=d\n"
+    given = [Given("spark.conf", text, "--conf") for text in ("spark.ui.port=0", "spark.executor.memory=4g")]
+    assert load_settings(yaml_file(tmp_path, file), given, {}).spark_conf == {
+        "spark.executor.memory": "4g",
+        "spark.driver.extraJavaOptions": "-Da=b -Dc=d",
+        "spark.ui.port": "0",
+    }
+    assert load().spark_conf == {}
+
+
+def test_tables_and_what_is_fetched_for_them_have_defaults() -> None:
+    settings = load()
+    assert [settings.table_namespace, settings.table_iceberg_partitioning] == ["kafka", "partition"]
+    assert settings.spark_master == "local[*]"
+    assert settings.cache == Path.home() / ".cache" / "dray"
+    assert load(maven_url="http://127.0.0.1:1/m2/").maven_url == "http://127.0.0.1:1/m2"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +196,13 @@ def test_variables_of_the_tests_are_ignored() -> None:
         ("group.consumer.assignors", "uniform,sticky"),
         ("group.consumer.assignors", "range,range"),
         ("group.consumer.assignors", ""),
+        ("table.namespace", "a..b"),
+        ("table.namespace", "a b"),
+        ("table.iceberg.partitioning", "day(timestamp)"),
+        ("spark.master", "cluster:7077"),
+        ("spark.conf", "spark.executor.memory"),
+        ("spark.conf", "executor.memory=4g"),
+        ("maven.url", "ftp://127.0.0.1/"),
     ],
 )
 def test_a_broker_setting_that_cannot_be_used_is_named(name: str, text: str) -> None:

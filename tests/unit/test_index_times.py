@@ -16,18 +16,22 @@ from aiokafka.record.default_records import (  # type: ignore[import-untyped]  #
     DefaultRecordBatchBuilder,
 )
 
-from dray.errors import DrayError, ObjectNotFound
+from dray.errors import ObjectNotFound
 from dray.index import times
+from dray.index.changes import carry_out, replace_run
 from dray.index.deletion import RecordDeleter
 from dray.index.entry import BatchIndex, IndexEntry, Placed, WalChunk, encode, sequence_of
 from dray.index.lookup import OffsetIndex
 from dray.index.times import TimeIndex
+from dray.log.compacted import CompactedReader
 from dray.metadata.memory import MemoryStore
 from dray.metadata.store import NewEntry
 from dray.objectstore.memory import MemoryObjectStore
 from dray.protocol.records import Batch, read_batch, stamp_append_time
+from dray.wal.reader import WalReader
 from tests.batches import build_batch
-from tests.index_entries import INCARNATION, STREAM, parquet_entry, truncated_entry, void_entry
+from tests.compaction import compacted
+from tests.index_entries import INCARNATION, STREAM, truncated_entry, void_entry
 
 D = 3
 T = 1_700_000_000_000
@@ -41,7 +45,8 @@ class World:
         self.store = MemoryStore()
         self.objects = MemoryObjectStore()
         self.index = OffsetIndex(self.store, lambda stream_id: D)
-        self.times = TimeIndex(self.index, self.read)
+        wal = WalReader(self.objects, cache_bytes=2**24)
+        self.times = TimeIndex(self.index, self.read, CompactedReader(wal, cache_bytes=2**20))
         self.reads: list[tuple[int, int]] = []
         self.expected: list[int | None] = []  # by offset; None is no record
 
@@ -76,6 +81,12 @@ class World:
 
     async def append(self, entry: IndexEntry) -> None:
         await self.store.append(D, [NewEntry(sequence_of(STREAM), entry.records, 104, encode(entry))])
+
+    async def compact(self, count: int) -> None:
+        """The first entries."""
+        run = await self.index.range(STREAM, 0, count)
+        new = await compacted(self.objects, run, "data/9.parquet")
+        await carry_out(self.store, D, replace_run(run, new))
 
     async def by_time(self, wanted: int, end_offset: int | None = None) -> tuple[int, int] | None:
         return await self.times.find_by_time(STREAM, wanted, end_offset=end_offset)
@@ -316,7 +327,9 @@ async def test_the_loop_goes_on_between_pages(world: World, monkeypatch: pytest.
         await world.add([T + n])
     entries = await world.index.range(STREAM, 0, 50)
     lookup = asyncio.create_task(
-        TimeIndex(Immediate(world.store, lambda stream_id: D), world.read).find_by_time(STREAM, T + 99)
+        TimeIndex(Immediate(world.store, lambda stream_id: D), world.read, world.times._files).find_by_time(
+            STREAM, T + 99
+        )
     )
     turns = []
     while not lookup.done():
@@ -326,14 +339,15 @@ async def test_the_loop_goes_on_between_pages(world: World, monkeypatch: pytest.
     assert max(after - before for before, after in pairwise(turns)) == 1
 
 
-async def test_a_parquet_file_that_may_hold_the_record_is_said_not_to_be_supported(world: World) -> None:
-    await world.append(parquet_entry(4))  # its times end at 3,000
-    await world.add([T])
-    assert await world.by_time(T) == (4, T)
-    with pytest.raises(DrayError, match="not supported"):
-        await world.by_time(2_000)
-    with pytest.raises(DrayError, match="not supported"):
-        await world.newest()
+async def test_parquet_files_are_looked_into(world: World) -> None:
+    await world.add([T, T + 9], [T - 5, -1, T + 20])
+    await world.add([T + 20, T + 3])
+    await world.add([T + 30])
+    await world.compact(2)
+    await world.check()
+    await world.check(end_offset=3)
+    await world.delete_before(1)
+    await world.check()
 
 
 async def test_an_object_that_is_gone_is_the_callers_to_handle(world: World) -> None:

@@ -86,11 +86,9 @@ def firsts_of(spans: list[Span]) -> list[int]:
 
 @st.composite
 def wheres(draw: st.DrawFn) -> Where:
-    kind = draw(st.sampled_from(["wal", "wal", "wal", "void", "parquet", "truncated"]))
+    kind = draw(st.sampled_from(["wal", "wal", "wal", "void", "truncated"]))
     if kind == "void":
         return Void(UUID(int=2))
-    if kind == "parquet":
-        return ParquetFile(UUID(int=3), "data/3.parquet", 10_000)
     if kind == "truncated":
         return Truncated()
     whole = chunk(*draw(st.lists(st.integers(61, 400), min_size=1, max_size=4)), records=3)
@@ -194,3 +192,27 @@ def test_a_void_entry_is_one_empty_batch() -> None:
 def test_no_partitions_give_nothing() -> None:
     assert share([], 1_000) == []
     assert share([Available([], 0, 10)], 1_000) == [[]]
+
+
+PARQUET = ParquetFile(UUID(int=3), "data/3.parquet", 10_000)
+SMALLEST_READ = 16 * 1024
+
+
+def test_a_parquet_file_gets_the_room_that_is_left_and_ends_the_answer() -> None:
+    """How many bytes its batches have is not known before it is read."""
+    placed = placed_all(chunk(100), PARQUET, chunk(100))
+    (spans,) = share([Available(placed, 0, 50_000)], 60_000)
+    assert [(span.placed, span.size_bytes) for span in spans] == [(placed[0], 100), (placed[1], 49_900)]
+
+
+def test_a_parquet_file_is_for_the_next_fetch_if_little_room_is_left() -> None:
+    placed = placed_all(chunk(100), PARQUET)
+    (spans,) = share([Available(placed, 0, 100 + SMALLEST_READ - 1)], 60_000)
+    assert [span.placed for span in spans] == placed[:1]
+
+
+def test_a_parquet_file_that_comes_first_gives_a_batch_whatever_the_limits() -> None:
+    placed = placed_all(PARQUET)
+    first, second = share([Available(placed, 0, 1), Available(placed, 0, 1)], 10)
+    assert [span.size_bytes for span in first] == [SMALLEST_READ]
+    assert second == []

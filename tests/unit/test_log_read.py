@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from dray.errors import (
-    CompactedRange,
+    DamagedFile,
     DamagedWal,
     NotCommitted,
     ObjectNotFound,
@@ -19,15 +18,17 @@ from dray.errors import (
     OffsetOutOfRange,
 )
 from dray.index.changes import carry_out, replace_run, truncate
-from dray.index.entry import ParquetFile, Placed, WalChunk, place_all, sequence_of
+from dray.index.entry import Placed, WalChunk, place_all, sequence_of
 from dray.log.read import Fetched, Got, Want
 from dray.metadata.memory import MemoryData
-from dray.objectstore.memory import MemoryObjects
-from tests.index_entries import INCARNATION, of
+from dray.objectstore.memory import MemoryObjects, MemoryObjectStore
+from tests.compaction import compacted
+from tests.index_entries import INCARNATION
 from tests.log_node import DOMAIN, HeldObjects, HeldStore, Node, payload, records_of, settle, soon
 
 S, OTHER = 0x51, 0x52
 MANY = 2**31 - 1
+FILE = "data/9.parquet"
 
 
 @dataclass
@@ -60,9 +61,8 @@ class World:
 
     async def compact(self, count: int, first: int = 0) -> None:
         run = self.stored()[first : first + count]
-        records = run[-1].end_offset - run[0].start_offset
-        file = of(ParquetFile(UUID(int=9), "data/9.parquet", 10), records, S)
-        await carry_out(self.nodes[0].store, DOMAIN, replace_run(run, file))
+        new = await compacted(MemoryObjectStore(self.objects), run, FILE)
+        await carry_out(self.nodes[0].store, DOMAIN, replace_run(run, new))
 
 
 class HeldNode(Node):
@@ -431,7 +431,7 @@ class TestObjectsThatFail:
         gone, _ = world.paths()
         await world.compact(1)
         del world.objects.objects[gone]
-        assert isinstance((await node.fetch_one(0)).error, CompactedRange)
+        assert records_of(await node.fetch_one(0)) == [(0, b"a")]
         assert node.taken == 0
         node.store.watch_gate.open()
 
@@ -476,14 +476,19 @@ class TestObjectsThatFail:
         assert isinstance((await node.fetch_one(1)).error, DamagedWal)
         assert records_of(await node.fetch_one(2)) == [(2, b"c")]
 
-    async def test_a_parquet_file_behind_does_not_hide_what_is_in_front(self, world: World) -> None:
+    async def test_a_damaged_parquet_file_behind_does_not_hide_what_is_in_front(self, world: World) -> None:
         node = await world.node()
         for value in (b"a", b"b", b"c"):
             await node.append(S, payload(value))
         await world.compact(1, first=1)
         await settle()
+        kept, modified = world.objects.objects[FILE]
+        world.objects.objects[FILE] = bytes(len(kept)), modified
         assert records_of(await node.fetch_one(0)) == [(0, b"a")]
-        assert isinstance((await node.fetch_one(1)).error, CompactedRange)
+        assert isinstance((await node.fetch_one(1)).error, DamagedFile)
+        assert records_of(await node.fetch_one(2)) == [(2, b"c")]
+        world.objects.objects[FILE] = kept, modified
+        assert records_of(await node.fetch_one(1)) == [(1, b"b")]
 
     @pytest.mark.parametrize("damage", ["zeros", "short"])
     async def test_a_damaged_one_hurts_its_partition_only_and_not_for_ever(
