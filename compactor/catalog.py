@@ -4,8 +4,8 @@
     rest+http(s)://host:port/path?…  a REST catalog; the options are PyIceberg's properties, as they are
     glue://[region]/?…               AWS Glue, likewise
 
-Whoever has `none` asks for no catalog. A table lies at `<objects>/warehouse/<namespace>/<topic>`, beside the
-WAL, so its files are read and written with the object store's endpoint, region and credentials
+Whoever has `none` asks for no catalog. A table lies at `<objects>/warehouse/<namespace>/<topic>-<id>`, beside
+the WAL, so its files are read and written with the object store's endpoint, region and credentials
 (`ObjectsFileIO`); properties in the catalog's URL, and credentials that a REST catalog hands out, go before
 them.
 
@@ -23,7 +23,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -137,6 +137,11 @@ def open_catalog(catalog_url: str, objects_url: str) -> TopicTables:
     return TopicTables(catalog, place, uri)
 
 
+def table_key(namespace: str, topic: str, topic_id: UUID) -> str:
+    """Where a table lies in the object store. No other table ever lies there, also not of the same name."""
+    return f"warehouse/{escape(namespace)}/{escape(topic)}-{topic_id.hex[:8]}"
+
+
 def objects_uri(objects_url: str) -> str:
     """What tables call the place of the object store; `<this>/<key>` is an object. Without an end slash.
 
@@ -232,6 +237,15 @@ class TopicTables:
         check_table(name, table.metadata, topic_id)
         return TopicTable(self, namespace, topic, topic_id, table, False)
 
+    def set_aside(self, namespace: str, topic: str, found: str) -> str:
+        """Rename the table of a topic that was deleted, and of which the id is `found`. Its new name."""
+        name = f"{topic}_deleted_{found[:8]}"
+        space = tuple(namespace.split("."))
+        # Somebody else may have been faster; if not, loading the table tells.
+        with talking(self.place), suppress(NoSuchTableError, TableAlreadyExistsError):
+            self.catalog.rename_table((*space, topic), (*space, name))
+        return name
+
     def close(self) -> None:
         self.catalog.close()
 
@@ -239,7 +253,7 @@ class TopicTables:
         self, identifier: tuple[str, ...], namespace: str, topic: str, topic_id: UUID
     ) -> tuple[Table, bool]:
         by_partition = PartitionField(FIELD_IDS["partition"], 1000, IdentityTransform(), "partition")
-        location = f"{self._uri}/warehouse/{escape(namespace)}/{escape(topic)}"
+        location = f"{self._uri}/{table_key(namespace, topic, topic_id)}"
         self._create_namespace(identifier[:-1])
         try:
             table = self.catalog.create_table(

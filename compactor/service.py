@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from compactor import commit
-from compactor.catalog import TopicTable, TopicTables
+from compactor.catalog import TopicTable, TopicTables, table_key
 from compactor.collect import Collected, GarbageCollector
 from compactor.plan import MAX_TASK_ENTRIES, PlanLimits, input_of, plan_parts, plan_rewrite
 from compactor.saga import Claim, Saga
@@ -385,11 +385,12 @@ class Compactor:
         self, stream: Stream, claim: Claim, kind: Kind, runs: Sequence[Sequence[Placed]], log_start: int
     ) -> Claim | None:
         namespace = self._options.namespace
+        table = table_key(namespace, stream.topic.name, stream.topic.topic_id)
         parts = []
         for run in runs:
             file_id = uuid4()
-            name, bounds = stream.topic.name, (run[0].start_offset, run[-1].end_offset)
-            key = file_key(namespace, name, stream.partition, *bounds, file_id)
+            bounds = run[0].start_offset, run[-1].end_offset
+            key = file_key(table, stream.partition, *bounds, file_id)
             parts.append(Part(tuple(map(input_of, run)), file_id, key))
         task = Task(
             task_id=uuid4(),
@@ -492,7 +493,7 @@ class Compactor:
 
     async def _commit_topic(self, namespace: str, topic: str, topic_id: UUID, claims: list[Claim]) -> None:
         tables, by = await self._tables(), self._options.partition_by
-        for _ in range(len(claims) + 2):  # a claim that is lost drops out; a table may be behind once
+        for _ in range(len(claims) + 3):  # a claim may drop out, a table be behind or in the way
             appends = [claim for claim in claims if claim.task.kind is Kind.COMPACT]
             rewrites = [claim for claim in claims if claim.task.kind is Kind.REWRITE]
             table = await asyncio.to_thread(tables.ensure_table, namespace, topic, topic_id, partition_by=by)

@@ -20,7 +20,6 @@ from uuid import UUID
 
 from dray.columns.parquet import FileStats
 from dray.errors import CorruptStore, IncompatibleStore
-from dray.metadata.keys import escape
 
 FORMAT = 1
 DIRECTORY = "compaction"
@@ -143,14 +142,9 @@ def stream_of_key(key: str) -> int:
     return int(key.rpartition("/")[2], 16)
 
 
-def file_key(namespace: str, topic: str, partition: int, start: int, end: int, file_id: UUID) -> str:
-    """Where a data file of a table lies in the object store."""
-    name = f"{start:020d}-{end:020d}-{file_id.hex}.parquet"
-    return f"{table_key(namespace, topic)}/data/partition={partition}/{name}"
-
-
-def table_key(namespace: str, topic: str) -> str:
-    return f"warehouse/{escape(namespace)}/{escape(topic)}"
+def file_key(table: str, partition: int, start: int, end: int, file_id: UUID) -> str:
+    """Where a data file lies in the object store; `table` is the table's own place, `table_key`."""
+    return f"{table}/data/partition={partition}/{start:020d}-{end:020d}-{file_id.hex}.parquet"
 
 
 def with_stats(task: Task, stats: Sequence[FileStats]) -> Task:
