@@ -17,13 +17,15 @@ blocks.
 
 from __future__ import annotations
 
-import zlib
+import threading
 from collections.abc import Callable
 from struct import Struct
 
 import cramjam
 import lz4.frame  # type: ignore[import-untyped]  # has no stubs
 import zstandard
+from isal import isal_zlib
+from isal.igzip_lib import IsalError
 
 from dray.errors import CorruptBatch, DecompressedTooLarge, UnsupportedCodec
 from dray.protocol.records import Buffer
@@ -36,7 +38,7 @@ _FIRST_PIECE_BYTES = 2**12
 _PIECE_BYTES = 2**16
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_WBITS = 16 + zlib.MAX_WBITS
+_GZIP_WBITS = 16 + isal_zlib.MAX_WBITS
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16  # magic, version i32, oldest compatible version i32
@@ -49,6 +51,8 @@ _ZSTD_SKIPPABLE_MAGIC = 0x184D2A50  # and the 15 that follow
 _ZSTD_BLOCK_HEADER_BYTES = 3
 _ZSTD_BLOCK_RLE = 1
 _ZSTD_CHECKSUM_BYTES = 4
+
+_kept = threading.local()
 
 
 def decompress(codec: str, body: memoryview, max_bytes: int) -> Buffer:
@@ -104,13 +108,13 @@ def _read_gzip(body: memoryview, output: _Output) -> None:
 
 def _read_gzip_member(body: memoryview, at: int, output: _Output) -> int:
     """Where it ends."""
-    member = zlib.decompressobj(_GZIP_WBITS)
+    member = isal_zlib.decompressobj(_GZIP_WBITS)
     piece_bytes = _FIRST_PIECE_BYTES
     while not member.eof:
         piece = body[at : at + piece_bytes]
         try:
             data = member.decompress(piece, output.step)
-        except zlib.error as error:
+        except IsalError as error:
             raise CorruptBatch(f"gzip: {error}", 0) from None
         unread = member.unused_data if member.eof else member.unconsumed_tail
         used = len(piece) - len(unread)
@@ -170,13 +174,13 @@ def _read_zstd(body: memoryview, output: _Output) -> None:
     if not body:
         raise CorruptBatch("zstd: cut short", 0)
     window_bytes = max(output.max_bytes, _ZSTD_WINDOW_BYTES)
-    decompressor = zstandard.ZstdDecompressor(max_window_size=window_bytes)
     at = 0
     try:
         while at < len(body):
             end, needed_bytes = _zstd_frame(body, at)
             if needed_bytes > window_bytes:
                 raise output.too_large()
+            decompressor = _zstd_decompressor(needed_bytes)
             # Says nothing if its input is cut short; that is why the end was looked for.
             with decompressor.stream_reader(body[at:end]) as frame:
                 while data := frame.read(output.step):
@@ -184,6 +188,16 @@ def _read_zstd(body: memoryview, output: _Output) -> None:
             at = end
     except zstandard.ZstdError as error:
         raise CorruptBatch(f"zstd: {error}", 0) from None
+
+
+def _zstd_decompressor(window_bytes: int) -> zstandard.ZstdDecompressor:
+    """Making one takes longer than a batch of 16 KiB, and one thread can use it again."""
+    if window_bytes > _ZSTD_WINDOW_BYTES:
+        return zstandard.ZstdDecompressor(max_window_size=window_bytes)
+    if not hasattr(_kept, "zstd"):
+        _kept.zstd = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    kept: zstandard.ZstdDecompressor = _kept.zstd
+    return kept
 
 
 def _zstd_frame(body: memoryview, at: int) -> tuple[int, int]:

@@ -177,6 +177,14 @@ def test_many_tiny_gzip_members_are_read() -> None:
     assert unpack("gzip", gzip.compress(b"") * 20_000 + gzip.compress(b"end")) == b"end"
 
 
+@pytest.mark.parametrize("at", range(-8, 0))
+def test_the_checksum_and_length_of_a_gzip_member_are_checked(at: int) -> None:
+    body = bytearray(gzip.compress(b"abc" * 1_000))
+    body[at] ^= 1
+    with pytest.raises(CorruptBatch):
+        unpack("gzip", bytes(body))
+
+
 def test_gzip_without_its_header_is_refused() -> None:
     with pytest.raises(CorruptBatch):
         unpack("gzip", zlib.compress(b"abc"))
