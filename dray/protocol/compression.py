@@ -114,7 +114,7 @@ def _read_gzip_member(body: memoryview, at: int, output: _Output) -> int:
         piece = body[at : at + piece_bytes]
         try:
             data = member.decompress(piece, output.step)
-        except IsalError as error:
+        except IsalError as error:  # type: ignore[misc]  # a class, but its stub says an instance
             raise CorruptBatch(f"gzip: {error}", 0) from None
         unread = member.unused_data if member.eof else member.unconsumed_tail
         used = len(piece) - len(unread)
