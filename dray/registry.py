@@ -170,7 +170,11 @@ class BrokerRegistry:
         if self._session is None or self._session.lost:
             await self._leaving.aclose()
             self._session = await self._leaving.enter_async_context(self._store.session(self._ttl_ms))
-        if self._node_id is not None:
+        if self._registered_in is self._session:
+            # Not once more: that would be another registration, while members are heard by this one.
+            assert self._tried is not None
+            node_id = self._tried
+        elif self._node_id is not None:
             node_id = self._node_id
             await self._claim_this(self._session, node_id, deadline=None)
         elif self._given is not None:

@@ -275,6 +275,25 @@ async def test_no_two_registrations_of_a_broker_are_the_same(in_memory: Cluster)
         await until(two, lambda: two.is_registered)
 
 
+async def test_a_registration_is_not_made_twice(in_memory: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record was put, and could not be read then. Put again it would be another registration, while this
+    one is believed to be the broker's."""
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0)
+    one = await in_memory.make(9001)
+    refresh, versions = one._directory.refresh, []
+
+    async def shaky(segment: str) -> object:
+        versions.append(one.registration)
+        if len(versions) < 3:
+            raise Unavailable("not now")
+        return await refresh(segment)
+
+    monkeypatch.setattr(one._directory, "refresh", shaky)
+    await one.start()
+    assert len(versions) == 3
+    assert set(versions) == {one.registration}
+
+
 async def test_a_broker_never_leaves_itself_out(in_memory: Cluster) -> None:
     """Somebody has to answer the client, and this broker is there."""
     store = await in_memory.store()
