@@ -5,8 +5,8 @@ stand still, lose their registration and are cut off, while members join, move, 
 
 Rules that this rests on are taken out one at a time: then somebody notices (`BROKEN`). Some are not in there,
 because no schedule that was tried shows what happens without: that refusals are fresh, that a put in doubt is
-decided, that a repeated heartbeat is known for one, that sessions begin anew with a registration, and that the
-store is asked whether a broker is gone.
+decided, that a repeated heartbeat is known for one, that sessions begin anew with a registration, and that
+the store is asked whether a broker is gone.
 
 `SIMULATIONS` in the environment is how many times as many schedules are to be run.
 """
