@@ -58,8 +58,21 @@ class Brokers:
         return self._by_id.get(node_id)
 
     def in_zone(self, zone: str | None) -> tuple[BrokerInfo, ...]:
-        """Whom a client of this zone is told of, ordered by node id."""
+        """Whom a client of this zone is sent to, ordered by node id."""
         return self.all if zone is None else self._by_zone.get(zone, self.all)
+
+    def told_by(self, node_id: int, zone: str | None) -> tuple[BrokerInfo, ...]:
+        """Whom this broker tells a client of this zone of, ordered by node id.
+
+        Also of itself, as brokers of Kafka do: a client of another zone comes when its own does not answer.
+        If it were told only of brokers that are gone, and not yet known to be, it would know nobody to ask
+        again: librdkafka then does not go back to its bootstrap servers for minutes, if at all.
+        """
+        own = self._by_id.get(node_id)
+        near = self.in_zone(zone)
+        if own is None or own in near:
+            return near
+        return tuple(sorted((*near, own), key=lambda broker: broker.node_id))
 
     def leader(self, zone: str | None, stream_id: int) -> BrokerInfo:
         """The owner of a stream for clients of this zone."""

@@ -38,7 +38,7 @@ async def describe_cluster(call: Call) -> Fields:
         return answer
     answer["brokers"] = [
         {**broker_fields(broker), "broker_id": broker.node_id, "is_fenced": False}
-        for broker in brokers.in_zone(call.zone)
+        for broker in brokers.told_by(call.services.registry.node_id, call.zone)
     ]
     return answer
 

@@ -198,8 +198,8 @@ DEVIATIONS: dict[int, tuple[str, ...]] = {
         " Kafka answers with the log start, and with −1.",
     ),
     3: (
-        "Brokers are those of the client's zone, where it names one that exists; the controller is one of"
-        " them.",
+        "Brokers are those of the client's zone, where it names one that exists, and the one that answers;"
+        " the controller is one of that zone.",
         "A topic that is made because somebody asks for it is in the answer; Kafka says"
         " UNKNOWN_TOPIC_OR_PARTITION first.",
     ),

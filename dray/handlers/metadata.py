@@ -40,7 +40,9 @@ async def handle(call: Call) -> Fields | Stable:
     brokers = services.brokers
     answer = {
         "throttle_time": NO_THROTTLE,
-        "brokers": [broker_fields(broker) for broker in brokers.in_zone(call.zone)],
+        "brokers": [
+            broker_fields(broker) for broker in brokers.told_by(services.registry.node_id, call.zone)
+        ],
         "cluster_id": services.cluster_id,
         "controller_id": brokers.controller(call.zone).node_id,
         "topics": topics,

@@ -87,7 +87,8 @@ def test_clients_are_kept_in_their_zone(zones: Zones, client_id: str | None, exp
         with Wire(broker.address, client_id) as wire:
             answer = wire.metadata(zones.topic)
             coordinators = [wire.coordinator(f"group-{number}") for number in range(10)]
-        assert {one.node_id for one in answer.brokers} == expected
+        # The one that is asked is known to answer; those of the zone may have just died.
+        assert {one.node_id for one in answer.brokers} == expected | {broker.node_id}
         assert answer.controller_id in expected
         leaders = _leaders(answer)
         assert set(leaders) == expected

@@ -71,6 +71,15 @@ def test_a_client_is_told_of_the_brokers_of_its_zone_and_else_of_all() -> None:
     assert ids(ZONED.in_zone("")) == [0, 2, 4, 5, 7]
 
 
+def test_a_broker_that_is_asked_from_another_zone_tells_of_itself_too() -> None:
+    """Or a client whose zone has just died would know nobody who answers."""
+    assert ids(ZONED.told_by(2, "a")) == [0, 2]
+    assert ids(ZONED.told_by(2, "b")) == [2, 4, 7]
+    assert ids(ZONED.told_by(5, "a")) == [0, 2, 5]
+    assert ids(ZONED.told_by(5, None)) == [0, 2, 4, 5, 7]
+    assert ids(ZONED.told_by(9, "a")) == [0, 2], "its own registration may have run out"
+
+
 @pytest.mark.parametrize("zone", ["a", "b", "nowhere", "", None])
 def test_whoever_a_client_is_sent_to_is_one_it_was_told_of(zone: str | None) -> None:
     told = ZONED.in_zone(zone)
