@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.servers.etcd import EtcdServer, ensure_etcd
+from tests.servers.iceberg_rest import ensure_iceberg_rest_jars
 from tests.servers.kafka import ensure_kafka_jars
 from tests.servers.oxia import describe_oxia, start_oxia
 from tests.servers.s3 import S3Server, ensure_versitygw
@@ -18,6 +19,7 @@ def pytest_report_header() -> list[str]:
         f"oxia: {describe_oxia()}",
         f"s3: {ensure_versitygw()}",
         f"kafka: {ensure_kafka_jars()}",
+        f"iceberg rest catalog: {ensure_iceberg_rest_jars()}",
     ]
 
 

@@ -50,13 +50,19 @@ def kafka_version() -> str:
 def ensure_kafka_jars() -> Path:
     """A directory of all jars at the version in `kafka/pom.xml`, filled by Maven if it is not there."""
     version = kafka_version()
-    command = ["mvn", "-q", "-B", "-f", str(_HERE / "pom.xml"), "dependency:copy-dependencies"]
+    announcement = f"fetching Kafka {version} (once; about half a minute)"
+    return ensure_jars(f"kafka-{version}", _HERE / "pom.xml", announcement)
+
+
+def ensure_jars(name: str, pom: Path, announcement: str) -> Path:
+    """The directory `name` of the cache, with all jars that a Maven project runs with."""
+    command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"]
 
     def fetch(target: Path) -> None:
         _ensure_tool("mvn", "maven")
-        _run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={target}"], _FETCH_TIMEOUT_S)
+        _run([*command, f"-DoutputDirectory={target}"], _FETCH_TIMEOUT_S)
 
-    return _ensure(f"kafka-{version}", f"fetching Kafka {version} (once; about half a minute)", fetch)
+    return _ensure(name, announcement, fetch)
 
 
 def ensure_client_classes() -> Path:
