@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -93,6 +94,28 @@ def test_any_reader_of_parquet_reads_it() -> None:
     read = pq.read_table(pa.BufferReader(written(table)[0]))
     assert read.schema.equals(SCHEMA, check_metadata=True)
     assert rows_as_records(read) == expected
+
+
+def test_an_independent_reader_reads_it(tmp_path: Path) -> None:
+    """Its encodings, nested columns and times, and rows found through the statistics."""
+    table, expected = table_of(
+        many(25_000), Plan([(-1, None, b"", (("h", None),))], gap=5, producer=(1, 2, 3)), many(3)
+    )
+    path = tmp_path / "x.parquet"
+    path.write_bytes(written(table)[0])
+    rows = duckdb.execute(
+        """select "offset", coalesce(raw_timestamp, epoch_ms("timestamp")), key, value,
+                  list_transform(headers, lambda h: h.key), list_transform(headers, lambda h: h.value),
+                  producer_id, producer_epoch, sequence, attributes
+           from read_parquet(?) where "offset" >= 24990 order by "offset" """,
+        [str(path)],
+    ).fetchall()
+    found = []
+    for offset, time, key, value, names, contents, producer_id, epoch, sequence, attributes in rows:
+        producer = None if producer_id is None else (producer_id, epoch, sequence)
+        headers = tuple(zip(names, contents, strict=True))
+        found.append(Record(offset, time, key, value, headers, producer, attributes))
+    assert found == expected[24_990:]
 
 
 def test_row_groups_are_small_and_say_where_they_are() -> None:
