@@ -31,7 +31,13 @@ from typing import Any
 from uuid import UUID
 
 import boto3
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+)
 from pyarrow.fs import FileSystem
 from pydantic import ValidationError as MalformedAnswer
 from pyiceberg.catalog import URI, WAREHOUSE_LOCATION, Catalog
@@ -366,6 +372,8 @@ def talking(place: str) -> Iterator[None]:
         raise CatalogMisconfigured(f"{says}{error.orig}; name another file, or restore this one") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise CatalogDenied(f"{says}{error}; set AWS credentials, or a profile or role") from error
+    except NoRegionError as error:
+        raise CatalogMisconfigured(f"{says}{error}; name it as glue://<region>/") from error
     except (BotoCoreError, ClientError) as error:
         raise CatalogUnavailable(f"{says}{error}") from error
     except PermissionError as error:

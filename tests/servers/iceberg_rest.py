@@ -1,8 +1,8 @@
 """An Iceberg REST catalog for tests: Iceberg's own reference server, from jars fetched once by Maven.
 
 It keeps its port and its tables (in SQLite) over `kill` and `start`. It asks for no credentials and listens
-on all interfaces, whatever it is told, so it runs only as long as a test. `Relay` stands before it and answers
-what it is told to, after the server has done what was asked.
+on all interfaces, whatever it is told, so it runs only as long as a test. `Relay` stands before it and
+answers what it is told to, after the server has done what was asked.
 """
 
 from __future__ import annotations

@@ -629,3 +629,12 @@ def test_a_task_of_several_files(table: TopicTable) -> None:
     append(table, files)
     assert all(each.before for each in append(table, files))
     assert read_duckdb(table.table) == expected((0, 0, 2), (0, 4, 6))
+
+
+def test_a_file_without_records(table: TopicTable) -> None:
+    """A range of which all records are void: the table says how far it is, all the same."""
+    files = [write_file(table, 0, 0, 3, rows=make_rows(0, 0, 0)), write_file(table, 0, 3, 5, follows=3)]
+    append(table, files[:1])
+    assert table.end_offset(0) == 3
+    append(table, files)
+    assert read_iceberg(table.table) == read_duckdb(table.table) == expected((0, 3, 5))
