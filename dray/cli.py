@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dray import __version__, logs
-from dray.config import SETTINGS, Given, Settings, load_settings
+from dray.config import SETTINGS, Given, Setting, Settings, load_settings
 from dray.errors import (
     AccessDenied,
     ConfigError,
@@ -34,6 +34,7 @@ from dray.errors import (
     InvalidRequest,
     NoSuchNamespace,
     OutcomeUnknown,
+    QueryFailed,
     StoreFull,
     Unavailable,
     UnknownPartition,
@@ -53,7 +54,7 @@ from dray.workers import run_workers
 # How long the end of a broker waits for threads that have nothing left to do.
 THREADS_S = 0.5
 
-Command: TypeAlias = Callable[[Settings, argparse.Namespace], Coroutine[Any, Any, int]]
+Command: TypeAlias = Callable[[Settings, argparse.Namespace], Coroutine[Any, Any, int] | int]
 
 EXAMPLES = """\
 examples:
@@ -74,6 +75,8 @@ examples:
       show what a WAL object holds, and whether it is whole
   drayd admin index show orders 0
       show which objects hold the offsets of partition 0 of topic orders
+  drayd sql "SELECT offset, timestamp, CAST(value AS STRING) FROM dray.kafka.orders"
+      ask the table of topic orders, which drayd compactor made
 
 Settings come from --config FILE, then DRAY_… variables, then the command line; the last one counts.
 """
@@ -102,10 +105,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command is _broker and settings.workers > 1:
             return run_workers(settings, list(sys.argv[1:] if argv is None else argv))
         if command is _broker:
-            code = _run_fast(command(settings, arguments))
+            code = _run_fast(_broker(settings, arguments))
             _leave_hanging_threads(code)
             return code
-        return asyncio.run(command(settings, arguments))
+        work = command(settings, arguments)
+        return work if isinstance(work, int) else asyncio.run(work)
     except ConfigError as error:
         return _fail(2, str(error))
     except DrayError as error:
@@ -184,13 +188,27 @@ def build_parser(given: list[Given]) -> argparse.ArgumentParser:
     )
     entries.add_argument("--json", action="store_true", help="print JSON")
     entries.set_defaults(command=_index_show)
+
+    sql = add(
+        modes,
+        "sql",
+        "Ask the tables that topics are: SELECT * FROM dray.kafka.orders. Statements are separated by ';'.",
+    )
+    sql.add_argument("query", nargs="?", metavar="QUERY", help="what to ask, in Spark's SQL")
+    sql.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the query from a file; - is stdin")
+    sql.add_argument("--json", action="store_true", help="print each row as one JSON object on a line")
+    sql.add_argument(
+        "--limit", type=_count, default=100, metavar="N", help="show at most so many rows. Default: 100"
+    )
+    _add_options(sql.add_argument_group("sql settings"), given, "sql")
+    sql.set_defaults(command=_sql)
     return root
 
 
 def _add_options(group: argparse._ArgumentGroup, given: list[Given], command: str | None) -> None:
     """The settings that have an option of their own, those of all commands or those of one."""
     for setting in SETTINGS.values():
-        if setting.flag is not None and setting.only == command:
+        if setting.flag is not None and _has_option(setting, command):
             default = (setting.default or "").format(data="<data>", absolute_data="<data>")
             doc = f"{setting.doc} Default: {default}" if default else setting.doc
             group.add_argument(
@@ -200,6 +218,12 @@ def _add_options(group: argparse._ArgumentGroup, given: list[Given], command: st
                 metavar=setting.flag,
                 help=doc.replace("%", "%%"),
             )
+
+
+def _has_option(setting: Setting, command: str | None) -> bool:
+    if setting.only is None or command is None:
+        return setting.only == command
+    return command in setting.only.split()
 
 
 class _Collect(argparse.Action):
@@ -212,8 +236,9 @@ class _Collect(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        name, text = (option_string or "").removeprefix("--").replace("-", "."), str(values)
-        if name == "set":
+        text = str(values)
+        name = next((each.name for each in SETTINGS.values() if each.option == option_string), "")
+        if option_string == "--set":
             name, equals, text = text.partition("=")
             if not equals:
                 raise argparse.ArgumentError(self, f"{redact(name)!r} has no '='; write key=value")
@@ -327,6 +352,52 @@ async def _stream_of_partition(store: MetadataStore, topic: str, partition: int)
     if not 0 <= partition < len(record.streams):
         raise UnknownPartition(topic, partition, len(record.streams))
     return record.streams[partition]
+
+
+def _sql(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Not on an event loop: Spark has its own way to be interrupted."""
+    from dray.sql_command import run_sql
+
+    if (arguments.query is None) == (arguments.file is None):
+        return _fail(2, "give a query, or a file with -f", 'drayd sql "SHOW TABLES IN dray.kafka"')
+    try:
+        text = arguments.query if arguments.file is None else _read_text(arguments.file)
+    except (OSError, UnicodeDecodeError) as error:
+        return _fail(
+            2, f"-f {arguments.file}: {getattr(error, 'strerror', None) or 'it must be text in UTF-8'}"
+        )
+    is_terminal = sys.stderr.isatty()
+
+    def note(text: str) -> None:
+        if is_terminal or text.endswith("\n"):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def clear() -> None:
+        if is_terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    try:
+        run_sql(
+            settings,
+            text,
+            limit=arguments.limit,
+            as_json=arguments.json,
+            out=sys.stdout,
+            note=note,
+            clear=clear,
+        )
+    except QueryFailed as error:
+        clear()
+        return _fail(1, str(error), error.hint)
+    except BrokenPipeError:  # whoever reads has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # what is left is written at exit
+    return 0
+
+
+def _read_text(path: Path) -> str:
+    return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
 
 
 async def _wal_inspect(settings: Settings, arguments: argparse.Namespace) -> int:
