@@ -83,6 +83,7 @@ class Member:
         self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._positions: dict[Place, int] = {}  # behind what was consumed, where that is not committed
         self._commits = 0
+        self._known: list[str] = []
         self._thread = threading.Thread(target=self._guard, name=self.name, daemon=True)
         self._thread.start()
 
@@ -104,6 +105,13 @@ class Member:
             return self._commands.get_nowait()
         except queue.Empty:
             return None
+
+    def _knows(self, brokers: Iterable[Any]) -> None:
+        """Of a client that asks only the brokers that it was told of last."""
+        known = sorted(f"{broker.host}:{broker.port}" for broker in brokers)
+        if known != self._known:
+            self._known = known
+            say(self.name, "brokers", known=known)
 
     def _assigned(self, places: Iterable[Place]) -> None:
         say(self.name, "assigned", partitions=sorted(places))
@@ -348,6 +356,7 @@ class KafkaPythonMember(Member):
                     raise
                 say(self.name, "error", error=repr(error))
                 continue
+            self._knows(consumer._client.cluster.brokers())
             if polled:
                 age = consumer.group_metadata().generation_id
                 for where, records in polled.items():
@@ -448,6 +457,7 @@ class AiokafkaMember(Member):
                     break
                 await self._do(command)
             polled = await consumer.getmany(timeout_ms=int(POLL_S * 1000), max_records=MAX_RECORDS)
+            self._knows(consumer._client.cluster.brokers())
             age = consumer._coordinator.generation
             for where, records in polled.items():
                 self._consumed((where.topic, where.partition), [record.offset for record in records], age)

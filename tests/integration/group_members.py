@@ -127,6 +127,7 @@ class Seen:
     changed_at: int = 0  # when it last was given something or gave it up
     started_at: int | None = None
     consumed: int = 0  # records
+    brokers: set[str] = field(default_factory=set)  # that it was told of last, if it says so
     has_ended: bool = False
     failure: str | None = None
 
@@ -177,7 +178,9 @@ class Journal:
             for name, seen in self.members.items()
         ]
         events = [
-            event for event in self.events if event.what not in ("records", "committed", "commit failed")
+            event
+            for event in self.events
+            if event.what not in ("records", "committed", "commit failed", "brokers")
         ]
         return "\n".join([*has, "last events:", *map(tell_event, events[-last:])])
 
@@ -196,6 +199,8 @@ class Journal:
                 seen.consumed += len(event.told["offsets"])
                 place = event.told["topic"], event.told["partition"]
                 self.consumed[seen.wanted.group][place].update(event.told["offsets"])
+            case "brokers":
+                seen.brokers = set(event.told["known"])
             case "closing" | "killed" | "failed":
                 seen.owned.clear()
                 seen.has_ended = True
@@ -449,6 +454,20 @@ class Groups:
         self.journal.wait(
             lambda: all(m.consumed > had for m, had in zip(members, before, strict=True)),
             f"the members {numbers} consume",
+        )
+
+    def wait_known(self, numbers: Sequence[int]) -> None:
+        """Until these know the brokers at the address, as far as they could not go on without."""
+        wanted = set(self.address.split(","))
+        members = [
+            self.journal.members[name]
+            for group, kinds in self._kinds.items()
+            for number, name in zip(numbers, self.names(group, numbers), strict=True)
+            if kinds[number - 1].client not in BOOTSTRAP_AGAIN
+        ]
+        self.journal.wait(
+            lambda: all(wanted <= member.brokers for member in members),
+            f"the members {numbers} know all brokers",
         )
 
     def wait_rebalancing(self, since_ns: int) -> None:
