@@ -599,12 +599,12 @@ class Settings:
             "cache", _home_directory, "~/.cache/dray", "Directory of what is fetched once: Spark's jars."
         )
     )
-    maven_url: str = field(
+    maven_url: str | None = field(
         metadata=_about(
             "maven.url",
             _http_url,
-            "https://repo.maven.apache.org/maven2",
-            "Where Spark's jars are fetched from: Maven Central, or a mirror of it.",
+            None,
+            "Maven repository to fetch Spark's jars from; unless set, Spark asks Maven Central.",
         )
     )
     compaction_interval_ms: int = field(

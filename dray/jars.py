@@ -1,7 +1,9 @@
 """The jars that Spark needs to read the tables: pinned, fetched once, checked each time.
 
-A jar is looked for in Dray's cache, then in Maven's own (`~/.m2`), then fetched. Whatever its origin, it
-counts only with the bytes that are pinned here, so one that somebody puts into the cache by hand serves too.
+A jar is looked for in Dray's cache, then in Maven's own (`~/.m2`), then fetched: from the repository that the
+setting `maven.url` names, or, where there is none, by Spark itself, which knows Maven Central. Whatever its
+origin, it counts only with the bytes that are pinned here, so one that somebody puts into the cache by hand
+serves too.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ import hashlib
 import http.client
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import pyspark
 
 from dray import __version__
 from dray.errors import JarsMissing
@@ -37,6 +43,10 @@ class Jar:
     @property
     def name(self) -> str:
         return f"{self.artifact}-{self.version}.jar"
+
+    @property
+    def coordinates(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
 
     @property
     def path(self) -> str:
@@ -66,26 +76,59 @@ SQLITE = Jar(
 )
 
 
-def ensure_jars(jars: Iterable[Jar], cache: Path, maven_url: str) -> list[Path]:
+def ensure_jars(jars: Iterable[Jar], cache: Path, maven_url: str | None) -> list[Path]:
     """Where they lie in `cache/jars`, once all of them do. Raises `JarsMissing`."""
-    return [_ensure(jar, cache / "jars", maven_url) for jar in jars]
+    wanted = {jar: cache / "jars" / jar.name for jar in jars}
+    missing = [jar for jar, path in wanted.items() if not _is(jar, path)]
+    if missing:
+        (cache / "jars").mkdir(parents=True, exist_ok=True)
+        missing = [jar for jar in missing if not _take(jar, _maven_place(jar), wanted[jar])]
+    if missing and maven_url is None:
+        _let_spark_fetch(missing, cache)
+    elif maven_url is not None:
+        for jar in missing:
+            _fetch(jar, f"{maven_url}/{jar.path}", wanted[jar])
+    return list(wanted.values())
 
 
-def _ensure(jar: Jar, directory: Path, maven_url: str) -> Path:
-    wanted = directory / jar.name
-    if _is(jar, wanted):
-        return wanted
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        local = Path.home() / ".m2" / "repository" / jar.path
-        if _is(jar, local):
-            with local.open("rb") as source:
-                _put(jar, source, wanted)
-        else:
-            _fetch(jar, f"{maven_url}/{jar.path}", wanted)
-    except (OSError, http.client.HTTPException, _WrongBytesError) as error:
-        raise JarsMissing(wanted, f"{maven_url}/{jar.path}", _reason(error)) from error
-    return wanted
+def _maven_place(jar: Jar) -> Path:
+    return Path.home() / ".m2" / "repository" / jar.path
+
+
+def _take(jar: Jar, source: Path, wanted: Path) -> bool:
+    """Copy what is there already, if it is that jar."""
+    if not _is(jar, source):
+        return False
+    with source.open("rb") as file:
+        _put(jar, file, wanted)
+    return True
+
+
+def _let_spark_fetch(jars: Sequence[Jar], cache: Path) -> None:
+    """`spark-submit` resolves packages before it runs a program: one that does nothing."""
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    home = cache / "ivy"
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as nothing:
+        argv = [str(submit), "--master", "local[1]", "--packages", ",".join(jar.coordinates for jar in jars)]
+        argv += [
+            "--exclude-packages",
+            "org.slf4j:slf4j-api",
+            "--conf",
+            f"spark.jars.ivy={home}",
+            nothing.name,
+        ]
+        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+    for jar in jars:
+        found = home / "jars" / f"{jar.group}_{jar.name}"
+        if not _take(jar, found, cache / "jars" / jar.name):
+            problems = [
+                line.strip()
+                for line in done.stderr.splitlines()
+                if "not found" in line or "Exception" in line
+            ]
+            reason = problems[0] if problems else "what came is not what is pinned"
+            raise JarsMissing(cache / "jars" / jar.name, jar.coordinates, reason)
 
 
 def _is(jar: Jar, path: Path) -> bool:
@@ -97,20 +140,19 @@ def _is(jar: Jar, path: Path) -> bool:
 
 
 def _fetch(jar: Jar, url: str, wanted: Path) -> None:
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
             # Some mirrors refuse Python's own name.
             request = urllib.request.Request(url, headers={"User-Agent": f"dray/{__version__}"})
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                 _put(jar, answer, wanted)
             return
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code < 500 or attempt == _ATTEMPTS - 1:
-                raise
-        except (OSError, http.client.HTTPException, _WrongBytesError):
-            if attempt == _ATTEMPTS - 1:
-                raise
+        except (OSError, http.client.HTTPException, _WrongBytesError) as error:
+            is_final = isinstance(error, urllib.error.HTTPError) and error.code < 500
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            if is_final or attempt == _ATTEMPTS:
+                raise JarsMissing(wanted, url, _reason(error)) from error
 
 
 def _put(jar: Jar, source: BinaryIO, wanted: Path) -> None:

@@ -6,8 +6,8 @@ the last column, because catalogs number nested fields behind the top-level ones
 
 - `timestamp` is null where the client's milliseconds do not fit a table's time: -1, which is "none", and what
   lies outside of the years 1 to 9999. Then, and only then, `raw_timestamp` has them.
-- `producer_id`, `producer_epoch` and `sequence` are null together, for a record without a producer. `sequence`
-  is the record's own: that of its batch and its place in it, modulo 2^31.
+- `producer_id`, `producer_epoch` and `sequence` are null together, for a record without a producer.
+  `sequence` is the record's own: that of its batch and its place in it, modulo 2^31.
 - `attributes` are those of the batch without the codec: bit 3 says LogAppendTime.
 - `headers` is never null: a list, in order, with duplicates; a header's value may be null, its key is text.
 """
