@@ -94,6 +94,7 @@ BY_PARTITION = "partition"
 BY_PARTITION_AND_DAY = "partition,day(timestamp)"
 
 TOPIC_ID = "dray.topic-id"
+END_OFFSET = "dray.end-offset."
 SCHEMA_VERSION = "dray.schema"
 PROPERTIES = {
     SCHEMA_VERSION: "1",
@@ -222,15 +223,19 @@ class TopicTables:
                 try:
                     table = self.catalog.load_table(identifier)
                 except NoSuchTableError:
-                    table, created = self._create(identifier, namespace, topic, topic_id)
+                    try:
+                        table = self._create(identifier, namespace, topic, topic_id)
+                    except TableAlreadyExistsError:
+                        continue
+                    created = True
                 check_table(name, table.metadata, topic_id)
                 if partition_by == BY_PARTITION_AND_DAY and len(table.specs()) == 1:
-                    # The spec before stays, for files with records of several days.
-                    timestamp = table.schema().find_column_name(FIELD_IDS["timestamp"])
-                    if timestamp is not None:
-                        table.update_spec().add_field(timestamp, DayTransform(), "timestamp_day").commit()
+                    try:
+                        _partition_by_day(table)
+                    except CommitFailedException:  # another does the same, or commits files
+                        continue
                 return TopicTable(self, namespace, topic, topic_id, table, created)
-        raise AssertionError("it returns or raises")
+        raise CatalogUnavailable(f"table {name}: it is made, changed or dropped again and again")
 
     def find_table(self, namespace: str, topic: str, topic_id: UUID) -> TopicTable:
         """The table of a topic, as it is. Raises `TableGone` if there is none, and as `ensure_table`."""
@@ -255,22 +260,17 @@ class TopicTables:
     def close(self) -> None:
         self.catalog.close()
 
-    def _create(
-        self, identifier: tuple[str, ...], namespace: str, topic: str, topic_id: UUID
-    ) -> tuple[Table, bool]:
+    def _create(self, identifier: tuple[str, ...], namespace: str, topic: str, topic_id: UUID) -> Table:
         by_partition = PartitionField(FIELD_IDS["partition"], 1000, IdentityTransform(), "partition")
         location = f"{self._uri}/{table_key(namespace, topic, topic_id)}"
         self._create_namespace(identifier[:-1])
-        try:
-            table = self.catalog.create_table(
-                identifier,
-                pyarrow_to_schema(SCHEMA),
-                location=location,
-                partition_spec=PartitionSpec(by_partition, spec_id=0),
-                properties={**PROPERTIES, TOPIC_ID: str(topic_id)},
-            )
-        except TableAlreadyExistsError:
-            return self.catalog.load_table(identifier), False
+        table = self.catalog.create_table(
+            identifier,
+            pyarrow_to_schema(SCHEMA),
+            location=location,
+            partition_spec=PartitionSpec(by_partition, spec_id=0),
+            properties={**PROPERTIES, TOPIC_ID: str(topic_id)},
+        )
         for column, field_id in FIELD_IDS.items():
             found = table.schema().find_column_name(field_id)
             if found != column:
@@ -279,7 +279,7 @@ class TopicTables:
                     f"the catalog made {found!r} of field {field_id}, which is {column!r}",
                     "use a catalog that numbers columns as Iceberg's own does",
                 )
-        return table, True
+        return table
 
     def _create_namespace(self, namespace: tuple[str, ...]) -> None:
         for depth in range(1, len(namespace) + 1):  # some catalogs want those above to be there
@@ -294,7 +294,11 @@ class TopicTables:
                     raise
 
 
-END_OFFSET = "dray.end-offset."
+def _partition_by_day(table: Table) -> None:
+    """From here on. The spec before stays in the table, for files with records of several days."""
+    timestamp = table.schema().find_column_name(FIELD_IDS["timestamp"])
+    if timestamp is not None:
+        table.update_spec().add_field(timestamp, DayTransform(), "timestamp_day").commit()
 
 
 def end_offset_of(metadata: TableMetadata, partition: int) -> int:

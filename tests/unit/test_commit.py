@@ -565,7 +565,7 @@ def test_many_commits_merge_their_manifests(table: TopicTable) -> None:
 
 def _commit_partition(directory: str, partition: int) -> None:
     tables = open_catalog(f"sqlite:///{directory}/catalog.db", f"file://{directory}/objects")
-    table = tables.ensure_table("kafka", "orders.eu", TOPIC)
+    table = tables.ensure_table("kafka", "orders.eu", TOPIC, partition_by=BY_PARTITION_AND_DAY)
     for start in range(0, 9, 3):
         append(table, [write_file(table, partition, start, start + 3)])
     tables.close()
