@@ -194,6 +194,7 @@ FIELDS = b"\x00" + varint(0) + varint(0)
         pytest.param(b"\x80" * 5 + b"\x0c" + bytes(6), id="length of 6 bytes"),
         pytest.param(b"\x00" * 7, id="a length of 0"),
         pytest.param(b"\x01" * 7, id="a negative length"),
+        pytest.param(b"\x0d" + bytes(6), id="a negative length that would fit"),
         pytest.param(b"\x81\x01" * 4, id="a negative length of two bytes"),
         pytest.param(b"\x0c" + bytes(6) + b"\x0c" + bytes(6), id="another record"),
     ],

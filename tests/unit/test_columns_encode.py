@@ -136,6 +136,14 @@ def test_batches_are_nearly_as_large_as_they_may_be() -> None:
     assert all(95_000 < len(batch.data) <= 100_000 for batch in rebuilt[:-1])
 
 
+def test_times_more_than_64_bits_apart_do_not_make_batches_too_large() -> None:
+    """Their difference wraps, and takes ten bytes."""
+    apart = Plan([(time, None, None, NO_HEADERS) for time in (2**62, -(2**62) - 1)] * 500)
+    rebuilt = encode_batches(table_of(apart), target_bytes=1_000)
+    assert all(len(batch.data) <= 1_000 for batch in rebuilt)
+    assert [record for batch in rebuilt for record in parse(batch.data)] == expected_of(apart)
+
+
 def test_a_record_above_the_target_is_alone() -> None:
     huge = Plan([(NOW, None, b"v" * 50_000, NO_HEADERS)])
     assert counts(encode_batches(table_of(plain(2), huge, plain(2)), target_bytes=1_000)) == [2, 1, 2]
