@@ -61,7 +61,7 @@ def plan_parts(
             is_open, size = True, 0
         runs[-1].append(placed)
         size += added
-    runs = [run for run in runs if any(map(_has_records, run))]
+    runs = [run for run in runs if any(_has_records(placed, log_start) for placed in run)]
     if not runs:
         return []
     oldest_ms = min(placed.entry.created_at_ms for run in runs for placed in run)
@@ -133,9 +133,13 @@ def bundle_count(sizes: Iterable[int], slots: int, bundle_bytes: int) -> int:
     return max(slots, -(-sum(sizes) // bundle_bytes))
 
 
-def _has_records(placed: Placed) -> bool:
+def _has_records(placed: Placed, log_start: int) -> bool:
+    """Whether a file of it has a row: a table takes no empty ones."""
     where = placed.entry.where
-    return isinstance(where, WalChunk) and any(map(where.is_served, range(len(where.batches))))
+    if not isinstance(where, WalChunk):
+        return False
+    ends = (placed.start_offset + where.batch_start(n) + b.records for n, b in enumerate(where.batches))
+    return any(end > log_start and where.is_served(number) for number, end in enumerate(ends))
 
 
 def _wal_bytes(placed: Placed) -> int:

@@ -76,6 +76,8 @@ COMPACTORS = "compactors"
 PAGE = 200
 # Streams that are looked at, or finished, side by side: a few round trips each.
 PARALLEL = 32
+# Every file of a commit is named in the summary of its snapshot.
+RESTORE_FILES = 500
 # Expiry reads every manifest of a table: now and then is enough.
 MAINTAIN_EVERY_S = 600.0
 
@@ -402,7 +404,7 @@ class Compactor:
             topic_id=stream.topic.topic_id,
             partition=stream.partition,
             follows=self._known[stream.stream_id].follows,
-            log_start=log_start,
+            log_start=log_start if kind is Kind.COMPACT else 0,  # a rewrite changes no row
             created_at_ms=self._now_ms(),
             parts=tuple(parts),
         )
@@ -585,7 +587,9 @@ class Compactor:
                 log.info(
                     "%s: %d files of partition %d are added again", topic, len(files), claim.task.partition
                 )
-                await asyncio.to_thread(commit.append, table, files, touch=self._toucher([claim]))
+            touch = self._toucher([claim])
+            for at in range(0, len(files), RESTORE_FILES):
+                await asyncio.to_thread(commit.append, table, files[at : at + RESTORE_FILES], touch=touch)
 
     async def _stats_of(self, file: ParquetFile) -> FileStats:
         body = await self._objects.get(file.path)
