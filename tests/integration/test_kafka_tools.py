@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from dray.handlers.compatibility import KAFKA
 from dray.handlers.table import APIS
 from tests.integration.conftest import BrokerCluster
 from tests.integration.kafka_tools import Tool, run_tool, run_tools
-from tests.integration.rdkafka import create_topic, fresh_name, read_values, send_all
+from tests.integration.rdkafka import QUIET, TIMEOUT_S, create_topic, fresh_name, read_values, send_all
 from tests.integration.wire import Wire
 
 
@@ -57,6 +61,71 @@ def test_topics_are_created_described_altered_and_deleted(embedded: BrokerCluste
 
     run_tool("TopicCommand", *here, "--delete")
     assert "does not exist as expected" in run_tool("TopicCommand", *here, "--describe", refused=True)
+
+
+def group_rows(described: str) -> list[list[str]]:
+    """Of a table of `kafka-consumer-groups`, without its head."""
+    return [line.split() for line in described.splitlines() if line.strip()][1:]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_groups_are_described_reset_and_deleted(embedded: BrokerCluster, protocol: str) -> None:
+    topic = create_topic(embedded.a.address, partitions=2)
+    for partition in (0, 1):
+        send_all(embedded.a.address, topic, [b"%d" % number for number in range(10)], partition)
+    group = fresh_name("group")
+    here = [*server(embedded), "--group", group]
+
+    def groups(*arguments: str, refused: bool = False) -> Tool:
+        return Tool("consumer.group.ConsumerGroupCommand", [*here, *arguments], refused=refused)
+
+    def reset(*arguments: str, refused: bool = False) -> Tool:
+        return groups("--reset-offsets", "--topic", topic, *arguments, "--execute", refused=refused)
+
+    conf = {**QUIET, "bootstrap.servers": embedded.b.address, "group.id": group, "group.protocol": protocol}
+    with closing(
+        Consumer({**conf, "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    ) as consumer:
+        consumer.subscribe([topic])
+        read = 0
+        while read < 20:
+            read += len(consumer.consume(20, TIMEOUT_S))
+        ends = [TopicPartition(topic, 0, 10), TopicPartition(topic, 1, 7)]
+        consumer.commit(offsets=ends, asynchronous=False)
+        listed, offsets, members, state, busy_reset, busy_delete = run_tools(
+            Tool("consumer.group.ConsumerGroupCommand", [*server(embedded), "--list", "--type"]),
+            groups("--describe"),
+            groups("--describe", "--members"),
+            groups("--describe", "--state"),
+            reset("--to-earliest"),
+            groups("--delete"),
+        )
+    assert [group, protocol.capitalize()] in group_rows(listed)
+    rows = group_rows(offsets)
+    assert sorted(row[:6] for row in rows) == [
+        [group, topic, "0", "10", "10", "0"],
+        [group, topic, "1", "7", "10", "3"],
+    ]
+    assert [row[:2] + row[-1:] for row in group_rows(members)] == [[group, rows[0][6], "2"]]
+    assert "Stable" in group_rows(state)[0]
+    assert "the current state is Stable" in busy_reset
+    assert "The group is not empty" in busy_delete
+
+    (earliest,) = run_tools(reset("--to-earliest"))
+    assert sorted(row[:4] for row in group_rows(earliest)) == [[group, topic, str(n), "0"] for n in (0, 1)]
+    (shifted,) = run_tools(reset("--shift-by", "4"))
+    assert sorted(row[:4] for row in group_rows(shifted)) == [[group, topic, str(n), "4"] for n in (0, 1)]
+    without_members, forgotten = run_tools(
+        groups("--describe"), groups("--delete-offsets", "--topic", f"{topic}:1")
+    )
+    assert "has no active members" in without_members
+    assert re.search(rf"{topic}\s+1\s+Successful", forgotten)
+    (left,) = run_tools(groups("--describe", "--offsets"))
+    assert [row[1:4] for row in group_rows(left) if group in row] == [[topic, "0", "4"]]
+    (deleted,) = run_tools(groups("--delete"))
+    assert "was successful" in deleted
+    (gone,) = run_tools(groups("--describe"))
+    assert "GroupIdNotFoundException" in gone
 
 
 def last_sequences(described: str) -> list[int]:

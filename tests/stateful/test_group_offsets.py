@@ -265,7 +265,7 @@ async def check_all_goes_on(brokers: Brokers, aborts: bool) -> None:
 def test_offsets_never_go_back_whoever_comes_first_and_whatever_fails(
     aborts: bool, choice: list[str]
 ) -> None:
-    @settings(max_examples=80, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         asyncio.run(run(data, aborts, choice))
