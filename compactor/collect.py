@@ -132,6 +132,8 @@ class GarbageCollector:
         task = await self._task(domain, garbage.stream_id)
         if task is not None and garbage.file_id in _files_of(task):
             return
+        # The index as it was when that task was over, or later: an older one may not name its files yet.
+        await self._store.barrier(domain)
         if await self._is_named(domain, garbage):
             await self._store.delete(domain, found.key, found.version)
         else:

@@ -61,7 +61,7 @@ def plan_parts(
             is_open, size = True, 0
         runs[-1].append(placed)
         size += added
-    runs = [run for run in runs if any(_has_records(placed, log_start) for placed in run)]
+    runs = [run for run in runs if any(has_rows(placed, log_start) for placed in run)]
     if not runs:
         return []
     oldest_ms = min(placed.entry.created_at_ms for run in runs for placed in run)
@@ -71,14 +71,25 @@ def plan_parts(
     return [run for run in runs[:-1] if sum(map(_wal_bytes, run)) >= limits.part_bytes * FULL_ENOUGH]
 
 
-def plan_rewrite(entries: Sequence[Placed], limits: PlanLimits) -> list[list[Placed]]:
-    """Runs of small Parquet files to be made one file each; none if there are few files."""
+def plan_rewrite(
+    entries: Sequence[Placed], limits: PlanLimits, undecodable: Collection[int] = ()
+) -> list[list[Placed]]:
+    """Runs of small Parquet files to be made one file each; none if there are few files.
+
+    `undecodable` are the ends of those that nobody can read.
+    """
+
+    def is_small(placed: Placed) -> bool:
+        where = placed.entry.where
+        is_one = isinstance(where, ParquetFile) and where.size_bytes < limits.file_bytes * FULL_ENOUGH
+        return is_one and placed.end_offset not in undecodable
+
     files = [placed for placed in entries if isinstance(placed.entry.where, ParquetFile)]
     if len(files) <= limits.max_files:
         return []
     runs: list[list[Placed]] = []
-    for is_small, group in groupby(entries, key=lambda placed: _is_small(placed, limits)):
-        if not is_small:
+    for are_small, group in groupby(entries, key=is_small):
+        if not are_small:
             continue
         run: list[Placed] = []
         size = 0
@@ -95,6 +106,15 @@ def plan_rewrite(entries: Sequence[Placed], limits: PlanLimits) -> list[list[Pla
         if len(run) > 1 and sum(map(len, chosen)) + len(run) <= MAX_TASK_ENTRIES:
             chosen.append(run)
     return chosen
+
+
+def has_rows(placed: Placed, log_start: int) -> bool:
+    """Whether a file of it has a row: a table takes no empty ones."""
+    where = placed.entry.where
+    if not isinstance(where, WalChunk):
+        return False
+    ends = (placed.start_offset + where.batch_start(n) + b.records for n, b in enumerate(where.batches))
+    return any(end > log_start and where.is_served(number) for number, end in enumerate(ends))
 
 
 def input_of(placed: Placed) -> Input:
@@ -133,15 +153,6 @@ def bundle_count(sizes: Iterable[int], slots: int, bundle_bytes: int) -> int:
     return max(slots, -(-sum(sizes) // bundle_bytes))
 
 
-def _has_records(placed: Placed, log_start: int) -> bool:
-    """Whether a file of it has a row: a table takes no empty ones."""
-    where = placed.entry.where
-    if not isinstance(where, WalChunk):
-        return False
-    ends = (placed.start_offset + where.batch_start(n) + b.records for n, b in enumerate(where.batches))
-    return any(end > log_start and where.is_served(number) for number, end in enumerate(ends))
-
-
 def _wal_bytes(placed: Placed) -> int:
     where = placed.entry.where
     return where.chunk_length if isinstance(where, WalChunk) else 0
@@ -151,8 +162,3 @@ def _file_bytes(placed: Placed) -> int:
     where = placed.entry.where
     assert isinstance(where, ParquetFile)
     return where.size_bytes
-
-
-def _is_small(placed: Placed, limits: PlanLimits) -> bool:
-    where = placed.entry.where
-    return isinstance(where, ParquetFile) and where.size_bytes < limits.file_bytes * FULL_ENOUGH

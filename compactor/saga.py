@@ -197,7 +197,7 @@ class Saga:
             last = stored[-1]
             new = last.entry
             if not _is_file(last, part.file_id):
-                self._check(claim, part, stored)
+                await self._check(claim, part, stored)
                 new = self._new_entry(claim, part, last)
             elif len(stored) == 1:
                 return
@@ -220,11 +220,13 @@ class Saga:
             raise ClaimLost(claim.stream_id)
         return stored
 
-    def _check(self, claim: Claim, part: Part, stored: Sequence[Placed]) -> None:
+    async def _check(self, claim: Claim, part: Part, stored: Sequence[Placed]) -> None:
         """The entries are those that the file was made from: nothing else may change them meanwhile."""
         inputs = [(each.end_offset, each.records, each.object_id) for each in part.inputs]
         found = [(placed.end_offset, placed.entry.records, _object_of(placed)) for placed in stored]
         if inputs != found:
+            # A file of a later task may end where this part does: then the claim is somebody else's.
+            await self.put(claim, claim.state)
             raise CorruptStore(
                 f"stream {claim.stream_id:016x}: entries from {part.start_offset} to {part.end_offset} have"
                 f" changed although task {claim.task.task_id} has the claim on them"

@@ -24,14 +24,14 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from compactor import commit
 from compactor.catalog import TopicTable, TopicTables, table_key
 from compactor.collect import Collected, GarbageCollector
-from compactor.plan import MAX_TASK_ENTRIES, PlanLimits, input_of, plan_parts, plan_rewrite
+from compactor.plan import MAX_TASK_ENTRIES, PlanLimits, has_rows, input_of, plan_parts, plan_rewrite
 from compactor.saga import Claim, Saga
 from compactor.task import (
     DIRECTORY,
@@ -125,6 +125,10 @@ class Counts:
     waiting_tasks: int = 0  # unfinished after the last round
     backlog_bytes: int = 0  # of WAL that was not planned in the last round
     collected: Collected = field(default_factory=Collected)
+
+    def told(self) -> dict[str, int]:
+        """For a line of the log."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.type == "int"}
 
 
 @dataclass(slots=True)
@@ -228,8 +232,8 @@ class Compactor:
         Whether there may be more to do at once: something was done, and nothing of it failed.
         """
         await self._register()
-        streams = await self._streams()
         claims = await self._claims()
+        streams = await self._streams()  # after the claims: a topic that is not there then was deleted
         mine = await self._take_on(claims)
         failures, tasks = self.counts.failures, self.counts.tasks
         busy = {claim.stream_id for claim in mine}
@@ -244,6 +248,8 @@ class Compactor:
         self.counts.waiting_tasks = len(mine) - sum(1 for each in finished if each)
         await self._maintain(streams)
         await self._collect()
+        if mine:
+            log.info("a round of %d tasks", len(mine), extra=self.counts.told())
         return self.counts.tasks > tasks and self.counts.failures == failures
 
     # --- who is there
@@ -336,7 +342,7 @@ class Compactor:
         known = self._known[stream_id]
         log_start = await self._index.log_start(stream_id, fresh=True)
         known.cursor = max(known.cursor, log_start)
-        entries = await self._uncompacted(stream_id, known, undecodable)
+        entries = await self._uncompacted(stream_id, known, undecodable, log_start)
         limits = self._options.limits
         if everything:
             limits = replace(limits, max_age_ms=-(2**62))
@@ -352,26 +358,34 @@ class Compactor:
         if not runs and known.has_grown and known.files > limits.max_files:
             known.has_grown = False
             files = [placed async for placed in self._entries(stream_id, log_start, known.cursor)]
-            runs, kind = plan_rewrite(files, limits), Kind.REWRITE
+            runs, kind = plan_rewrite(files, limits, undecodable), Kind.REWRITE
         if not runs:
             return None
         return await self._claim(stream, claim, kind, runs, log_start)
 
-    async def _uncompacted(self, stream_id: int, known: _Known, undecodable: Collection[int]) -> list[Placed]:
-        """What may be compacted, from the cursor on; the cursor moves over what comes before that."""
+    async def _uncompacted(
+        self, stream_id: int, known: _Known, undecodable: Collection[int], log_start: int
+    ) -> list[Placed]:
+        """What may be compacted, from the cursor on; the cursor moves over what comes before that.
+
+        Void entries wait for what comes behind them, unless that is a file already or stays as it is.
+        """
         while True:
             page = await self._index.range(stream_id, known.cursor, MAX_TASK_ENTRIES, fresh=True)
+            first = 0
             for number, placed in enumerate(page):
                 is_file = isinstance(placed.entry.where, ParquetFile)
                 if is_file or placed.end_offset in undecodable:
+                    first = number + 1
                     known.cursor = placed.end_offset
                     known.follows = placed.end_offset if is_file else known.follows
                     known.files += is_file
                     known.has_grown |= is_file
-                else:
-                    return page[number:]
+                elif has_rows(placed, log_start):
+                    return page[first:]
             if len(page) < MAX_TASK_ENTRIES:
-                return []
+                return page[first:]
+            known.cursor = page[-1].end_offset
 
     async def _entries(self, stream_id: int, start: int, end: int) -> AsyncIterator[Placed]:
         while start < end:
@@ -441,7 +455,7 @@ class Compactor:
         if bad:
             for each in bad:
                 log.error(
-                    "%s-%d: offsets %d to %d stay in the WAL, they cannot be decoded: %s",
+                    "%s-%d: offsets %d to %d stay as they are, they cannot be decoded: %s",
                     task.topic,
                     task.partition,
                     each.end_offset - each.records,
@@ -474,11 +488,11 @@ class Compactor:
     async def _commit(self, claims: Iterable[Claim], topics: Collection[UUID]) -> None:
         by_table: dict[tuple[str, str, UUID], list[Claim]] = defaultdict(list)
         for claim in claims:
-            task = claim.state.unfinished
-            if task is None or task.state is not State.PARQUET_WRITTEN:
+            if not _is_written(claim.state):
                 continue
+            task = claim.task
             if task.topic_id not in topics:
-                await self._give_up(claim, "its topic was deleted")
+                await self._each([claim], lambda claim: self._give_up(claim, "its topic was deleted"))
             elif self._open_tables is not None:
                 by_table[task.namespace, task.topic, task.topic_id].append(claim)
         for (namespace, topic, topic_id), some in by_table.items():
@@ -496,6 +510,10 @@ class Compactor:
     async def _commit_topic(self, namespace: str, topic: str, topic_id: UUID, claims: list[Claim]) -> None:
         tables, by = await self._tables(), self._options.partition_by
         for _ in range(len(claims) + 3):  # a claim may drop out, a table be behind or in the way
+            # Some may be done with: committed, or given up.
+            claims = [claim for claim in claims if _is_written(claim.state)]
+            if not claims:
+                return
             appends = [claim for claim in claims if claim.task.kind is Kind.COMPACT]
             rewrites = [claim for claim in claims if claim.task.kind is Kind.REWRITE]
             table = await asyncio.to_thread(tables.ensure_table, namespace, topic, topic_id, partition_by=by)
@@ -508,8 +526,6 @@ class Compactor:
             except ClaimLost as lost:
                 log.info("%s", lost)
                 claims = [claim for claim in claims if claim.stream_id != lost.stream_id]
-                if not claims:
-                    return
             except (TableBehind, TableGone) as error:
                 log.warning("%s", error)
                 await self._restore(claims)
@@ -719,6 +735,10 @@ class Compactor:
             return None
 
         return list(await asyncio.gather(*map(one, many)))
+
+
+def _is_written(state: StreamState) -> bool:
+    return state.task is not None and state.task.state is State.PARQUET_WRITTEN
 
 
 def _still_needed(

@@ -168,7 +168,7 @@ def decode(key: str, value: bytes) -> StreamState:
         version = fields["format"]
         if type(version) is int and version > FORMAT:
             raise IncompatibleStore(f"{key} has format {version}, and this Dray knows those up to {FORMAT}")
-        if version != FORMAT:
+        if type(version) is not int or version != FORMAT:
             raise ValueError(f"format {version!r}")
         task = None if fields["task"] is None else _task_from_json(fields["task"])
         undecodable = tuple(Undecodable(int(e), int(n), str(why)) for e, n, why in fields["undecodable"])
@@ -241,6 +241,8 @@ def _task_from_json(fields: Mapping[str, Any]) -> Task:
     )
     if not task.parts and task.state is not State.DONE:  # what is done need not be remembered in full
         raise ValueError("a task without parts")
+    if task.state not in (State.CREATED, State.DONE) and any(part.stats is None for part in task.parts):
+        raise ValueError("a file that was written and has no statistics")
     return task
 
 

@@ -198,11 +198,15 @@ def _groups(inputs: Sequence[Input]) -> Iterator[list[Input]]:
 
 def _of_files(objects: _Objects, work: Work) -> Iterator[pa.Table]:
     for each in work.part.inputs:
-        body = objects.call(objects.store.get(each.path)).result()
-        file = pq.ParquetFile(pa.BufferReader(body))
-        for number in range(file.num_row_groups):
-            table = file.read_row_group(number)
-            yield _from(table.select(SCHEMA.names).cast(SCHEMA), work.log_start)
+        try:
+            body = objects.call(objects.store.get(each.path)).result()
+            file = pq.ParquetFile(pa.BufferReader(body))
+            for number in range(file.num_row_groups):
+                table = file.read_row_group(number)
+                yield _from(table.select(SCHEMA.names).cast(SCHEMA), work.log_start)
+        except (*_HOPELESS, pa.ArrowException, OSError, ValueError, KeyError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise _Undecodable([Undecodable(each.end_offset, each.records, why)]) from error
 
 
 def _from(table: pa.Table, log_start: int) -> pa.Table:
