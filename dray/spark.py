@@ -24,7 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,12 +36,15 @@ from dray.metadata.opening import parse_sqlite_url, split_url
 from dray.objectstore.opening import FileUrl, parse_objects_url
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 CATALOG = "dray"
 OLDEST_JAVA = 17
 _EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 _PREFIX = f"spark.sql.catalog.{CATALOG}"
+# Properties that the JVM is told once it runs: its command line is for everybody to see.
+_SECRET = re.compile(r"(?i)^spark\.executorEnv\.|secret|password|token|credential|access.?key")
 # What a session for people gains by starting early is more than it loses by code that is compiled less well.
 _QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
@@ -91,7 +94,11 @@ def open_session(
         "spark.sql.extensions": _EXTENSIONS,
         **({} if is_local(master) else {"spark.jars": ",".join(map(str, jars))}),
     }
-    spark = start_spark(master, launch, wanted, java_options, classpath=classpath, stderr=stderr)
+    start_context(master, launch, wanted, java_options, classpath=classpath, stderr=stderr)
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    spark = SparkSession.builder.getOrCreate() if active is None else active.newSession()
     for key, value in {**of_catalog, **wanted}.items():
         if spark.conf.isModifiable(key) or key.startswith(_PREFIX):
             spark.conf.set(key, value)
@@ -214,22 +221,21 @@ def check_java() -> str:
     return said
 
 
-def start_spark(
+def start_context(
     master: str,
     launch: Mapping[str, str],
     wanted: Mapping[str, str],
-    java_options: list[str],
+    java_options: Sequence[str] = (),
     *,
     classpath: str = "",
     stderr: int | None = None,
-) -> SparkSession:
-    """A session of this process's Spark, started with `launch` if there is none; `wanted` is the user's."""
+) -> SparkContext:
+    """This process's Spark, started with `launch` and what the user wants if there is none."""
     # Loaded here: it takes half a second, which `drayd` does not want to wait for each time.
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
 
     # It would print every failed query a second time, as JSON.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
@@ -237,21 +243,20 @@ def start_spark(
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf(loadDefaults=False).setMaster(master)
-    options = [_log_option(), *java_options, wanted.get("spark.driver.extraJavaOptions", "")]
     conf.setAll([*launch.items(), *wanted.items()])
+    options = [_log_option(), *java_options, wanted.get("spark.driver.extraJavaOptions", "")]
     conf.set("spark.driver.extraJavaOptions", " ".join(filter(None, options)))
     try:
         if SparkContext._gateway is None:
+            shown = SparkConf(loadDefaults=False)
+            shown.setAll([each for each in conf.getAll() if not _SECRET.search(each[0])])
             gateway = launch_gateway(  # type: ignore[no-untyped-call]
-                conf, {} if stderr is None else {"stderr": stderr}
+                shown, {} if stderr is None else {"stderr": stderr}
             )
             SparkContext._ensure_initialized(gateway=gateway)
         else:
             _check_classpath(SparkContext._gateway, classpath)
-        active = SparkSession.getActiveSession()
-        if active is not None:
-            return active.newSession()
-        return SparkSession.builder.config(conf=conf).getOrCreate()
+        return SparkContext.getOrCreate(conf)
     except (Py4JError, PySparkException, OSError) as error:
         raise SparkNotStarted(f"Spark does not start: {first_line(error)}") from error
 
