@@ -307,6 +307,15 @@ def still_needed(table: TopicTable, paths: Collection[str]) -> set[str]:
         return _data_files(loaded.io, reachable.manifests.values(), live=True) & set(paths)
 
 
+def current_files(table: TopicTable) -> set[str]:
+    """The paths of all data files of the table as it is."""
+    table.load()
+    with talking(table.tables.place):
+        snapshot = table.table.metadata.current_snapshot()
+        manifests = [] if snapshot is None else snapshot.manifests(table.table.io)
+        return _data_files(table.table.io, manifests, live=True)
+
+
 # --- the loop
 
 

@@ -75,6 +75,12 @@ examples:
       show what a WAL object holds, and whether it is whole
   drayd admin index show orders 0
       show which objects hold the offsets of partition 0 of topic orders
+  drayd admin fsck
+      see whether index, objects and tables agree
+  drayd compactor --once
+      make tables of all that topics have, now
+  drayd compactor --master spark://spark:7077 --conf spark.executor.memory=4g --interval 30
+      keep tables up to date, on a Spark cluster
   drayd sql "SELECT offset, timestamp, CAST(value AS STRING) FROM dray.kafka.orders"
       ask the table of topic orders, which drayd compactor made
 
@@ -189,6 +195,27 @@ def build_parser(given: list[Given]) -> argparse.ArgumentParser:
     entries.add_argument("--json", action="store_true", help="print JSON")
     entries.set_defaults(command=_index_show)
 
+    fsck = add(
+        admin,
+        "fsck",
+        "See whether index, objects and tables agree. Changes nothing; exits with 1 if something is wrong.",
+    )
+    fsck.add_argument("--json", action="store_true", help="print JSON")
+    fsck.set_defaults(command=_fsck)
+
+    compactor = add(
+        modes,
+        "compactor",
+        "Make tables of topics, on Spark, until it is told to stop; or once. Any number may run.",
+    )
+    compactor.add_argument("--once", action="store_true", help="compact all that is there, then end")
+    compactor.add_argument(
+        "--interval", type=_seconds, metavar="S", help="seconds between two rounds, as compaction.interval.ms"
+    )
+    compactor.add_argument("--json", action="store_true", help="with --once, print what was done as JSON")
+    _add_options(compactor.add_argument_group("compactor settings"), given, "compactor")
+    compactor.set_defaults(command=_compactor)
+
     sql = add(
         modes,
         "sql",
@@ -263,6 +290,38 @@ async def _broker(settings: Settings, arguments: argparse.Namespace) -> int:
             await stopping.wait()
     except OSError as error:
         return _fail(1, f"cannot listen on {settings.listen}: {error.strerror or error}")
+    return 0
+
+
+async def _compactor(settings: Settings, arguments: argparse.Namespace) -> int:
+    from compactor.command import compact_for_ever, compact_once, tell  # Arrow and Spark take their time
+
+    logs.set_up(settings.log_format, settings.log_level)
+    stopping = asyncio.current_task()
+    assert stopping is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.cancel)
+    began = time.monotonic()
+    try:
+        if not arguments.once:
+            interval_ms = settings.compaction_interval_ms
+            await compact_for_ever(settings, arguments.interval or interval_ms / 1000)
+        counts = await compact_once(settings)
+    except asyncio.CancelledError:
+        stopping.uncancel()
+        return 130 if arguments.once else 0
+    seconds = time.monotonic() - began
+    print(
+        json.dumps({**asdict(counts), "seconds": round(seconds, 3)})
+        if arguments.json
+        else tell(counts, seconds)
+    )
+    if counts.waiting_tasks or counts.failures:
+        return _fail(
+            1,
+            f"{counts.waiting_tasks} tasks are unfinished, {counts.failures} things failed",
+            "the log above says which; nothing is lost, run it again",
+        )
     return 0
 
 
@@ -341,6 +400,39 @@ async def _index_show(settings: Settings, arguments: argparse.Namespace) -> int:
                 print(as_text)
                 return 0
     return _no_cluster(settings)
+
+
+async def _fsck(settings: Settings, arguments: argparse.Namespace) -> int:
+    from compactor import fsck
+    from compactor.catalog import open_catalog
+    from dray.objectstore.opening import open_object_store
+
+    def progress(done: int, of: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{done} of {of} partitions", end="\n" if done == of else "", file=sys.stderr)
+
+    if not _may_exist(settings):
+        return _no_cluster(settings)
+    async with _opened(settings) as store:
+        cluster = await read_cluster(store)
+        if cluster is None:
+            return _no_cluster(settings)
+        objects = await open_object_store(settings.objects)
+        tables = None
+        try:
+            if settings.catalog != "none":
+                tables = await asyncio.to_thread(open_catalog, settings.catalog, settings.objects)
+            namespace = settings.table_namespace
+            report = await fsck.run_twice(
+                lambda: fsck.Fsck(cluster, store, objects, tables, namespace, progress)
+            )
+        finally:
+            if tables is not None:
+                tables.close()
+            await objects.close()
+    print(json.dumps(fsck.as_json(report)) if arguments.json else fsck.as_table(report))
+    problems = report.problems
+    return _fail(1, f"{len(problems)} problems", f"the first is {problems[0].where}") if problems else 0
 
 
 async def _stream_of_partition(store: MetadataStore, topic: str, partition: int) -> int:
@@ -430,6 +522,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.1 <= number <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
+    return number
 
 
 def _no_cluster(settings: Settings) -> int:

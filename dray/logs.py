@@ -18,7 +18,15 @@ def set_up(log_format: str, level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # They tell of every connection; what went wrong reaches our own lines as an error.
-    for library in ("botocore", "boto3", "urllib3", "s3transfer", "asyncio"):
+    for library in (
+        "botocore",
+        "boto3",
+        "urllib3",
+        "s3transfer",
+        "asyncio",
+        "pyiceberg",
+        "py4j",
+    ):
         logging.getLogger(library).setLevel(max(logging.WARNING, root.level))
 
 
