@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from dray.columns.schema import SCHEMA
+from tests.servers.iceberg_rest import IcebergRestServer
 from tests.servers.s3 import S3Server
 
 # A JVM on a busy machine takes its time.
@@ -90,7 +93,13 @@ def run(arguments: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subproce
 
 def make_table(directory: Path, location: str, **properties: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    catalog = SqlCatalog("dray", uri=f"sqlite:///{directory}/catalog.db", warehouse=location, **properties)
+    fill(
+        SqlCatalog("dray", uri=f"sqlite:///{directory}/catalog.db", warehouse=location, **properties),
+        location,
+    )
+
+
+def fill(catalog: Catalog, location: str) -> None:
     catalog.create_namespace("kafka")
     table = catalog.create_table("kafka.orders", SCHEMA.remove_metadata(), f"{location}/kafka/orders")
     table.append(pa.Table.from_pylist([_row(number) for number in range(150)], SCHEMA))
@@ -262,6 +271,27 @@ def test_tables_on_s3_are_read_with_the_credentials_of_the_environment(
     make_table(tmp_path / "data", f"s3://{s3_server.bucket}/sql/warehouse", **properties)
     tables = Tables(tmp_path, ["--data", "data", "--objects", s3_server.url("sql")], s3_server.credentials())
     assert tables.rows("SELECT count(*) AS n, max(offset) AS last FROM orders") == [{"n": 150, "last": 149}]
+
+
+def test_tables_of_a_rest_catalog_are_read_from_s3(tmp_path: Path, s3_server: S3Server) -> None:
+    server = IcebergRestServer(tmp_path / "rest", s3_server)
+    server.start()
+    try:
+        properties = {
+            "uri": f"http://127.0.0.1:{server.port}",
+            "s3.endpoint": s3_server.endpoint,
+            "s3.access-key-id": s3_server.access_key,
+            "s3.secret-access-key": s3_server.secret_key,
+            "s3.region": s3_server.region,
+        }
+        fill(RestCatalog("dray", **properties), f"s3://{s3_server.bucket}/sql-rest/warehouse")
+        arguments = ["--catalog", f"rest+http://127.0.0.1:{server.port}/", "--objects"]
+        arguments.append(s3_server.url("sql-rest"))
+        tables = Tables(tmp_path, arguments, s3_server.credentials())
+        query = "SELECT count(*) AS n, max(offset) AS last FROM dray.kafka.orders"
+        assert tables.rows(query) == [{"n": 150, "last": 149}]
+    finally:
+        server.kill()
 
 
 SESSIONS = """
