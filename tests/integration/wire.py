@@ -87,6 +87,7 @@ class Wire:
         return Fetched(part.error_code, part.high_watermark, records, part.preferred_read_replica)
 
     def list_offset(self, topic: str, partition: int, which: int) -> tuple[ErrorCode, int]:
+        """By a time, or what stands for one."""
         part = list_offsets.ListOffsetsPartition(partition_index=_int(partition), timestamp=_int(which))
         topics = (list_offsets.ListOffsetsTopic(name=_name(topic), partitions=(part,)),)
         request = list_offsets.ListOffsetsRequest(replica_id=_int(-1), isolation_level=_int(0), topics=topics)
@@ -145,14 +146,23 @@ def produce_request(
 
 
 def fetch_request(
-    topic: str, partition: int, offset: int, *, max_wait_ms: int = 0, min_bytes: int = 1, rack: str = ""
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = 2**31 - 1,
+    partition_max_bytes: int = 2**20,
+    rack: str = "",
 ) -> fetch.FetchRequest:
     part = fetch.FetchPartition(
-        partition=_int(partition), fetch_offset=_int(offset), partition_max_bytes=_int(2**20)
+        partition=_int(partition), fetch_offset=_int(offset), partition_max_bytes=_int(partition_max_bytes)
     )
     return fetch.FetchRequest(
         max_wait=_milliseconds(max_wait_ms),
         min_bytes=_int(min_bytes),
+        max_bytes=_int(max_bytes),
         topics=(fetch.FetchTopic(topic=_name(topic), partitions=(part,)),),
         forgotten_topics_data=(),
         rack_id=rack,
