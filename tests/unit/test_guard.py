@@ -44,8 +44,10 @@ FUZZ = """
     from tests.mutation import mutated
     from tests.unit.test_guard import ALL
 
-    # Room for what a request may take, and far less than a false claim would.
-    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+    # Room for what a request may take, and far less than a false claim would; libraries have theirs already.
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     seed, rounds = int(sys.argv[1]), int(sys.argv[2])
     rng = random.Random(seed)
     requests = [
