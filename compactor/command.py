@@ -58,6 +58,8 @@ async def opened(
         objects = await open_object_store(settings.objects)
         own = SparkRunner(settings.spark_master, settings.spark_conf) if runner is None else None
         try:
+            if own is not None:
+                await asyncio.to_thread(own.start)  # what is wrong with Java or Spark is told at once
             uri = objects_uri(settings.objects)
             has_catalog = settings.catalog != "none"
             compactor = Compactor(
