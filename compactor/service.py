@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID, uuid4
 
@@ -68,7 +69,7 @@ from dray.metadata.cluster import Cluster
 from dray.metadata.keys import CLUSTER_DOMAIN
 from dray.metadata.store import Expect, MetadataStore, Session
 from dray.objectstore.store import ObjectStore
-from dray.topics.record import TOPICS, TopicRecord, decode_topic
+from dray.topics.record import TOPICS, TopicRecord, decode_topic, deleted_key
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +236,7 @@ class Compactor:
         claims = await self._claims()
         streams = await self._streams()  # after the claims: a topic that is not there then was deleted
         mine = await self._take_on(claims)
-        failures, tasks = self.counts.failures, self.counts.tasks
+        failures, done = self.counts.failures, self.counts.tasks + self.counts.undecodable
         busy = {claim.stream_id for claim in mine}
         busy |= {claim.stream_id for claim in claims.values() if claim.state.unfinished is not None}
         self.counts.backlog_bytes = 0
@@ -250,7 +251,7 @@ class Compactor:
         await self._collect()
         if mine:
             log.info("a round of %d tasks", len(mine), extra=self.counts.told())
-        return self.counts.tasks > tasks and self.counts.failures == failures
+        return self.counts.tasks + self.counts.undecodable > done and self.counts.failures == failures
 
     # --- who is there
 
@@ -508,7 +509,6 @@ class Compactor:
                 log.warning("%s.%s: not committed yet: %s", namespace, topic, error)
 
     async def _commit_topic(self, namespace: str, topic: str, topic_id: UUID, claims: list[Claim]) -> None:
-        tables, by = await self._tables(), self._options.partition_by
         for _ in range(len(claims) + 3):  # a claim may drop out, a table be behind or in the way
             # Some may be done with: committed, or given up.
             claims = [claim for claim in claims if _is_written(claim.state)]
@@ -516,7 +516,7 @@ class Compactor:
                 return
             appends = [claim for claim in claims if claim.task.kind is Kind.COMPACT]
             rewrites = [claim for claim in claims if claim.task.kind is Kind.REWRITE]
-            table = await asyncio.to_thread(tables.ensure_table, namespace, topic, topic_id, partition_by=by)
+            table = await self._ensure_table(namespace, topic, topic_id)
             try:
                 if appends:
                     await self._append(table, appends)
@@ -529,6 +529,34 @@ class Compactor:
             except (TableBehind, TableGone) as error:
                 log.warning("%s", error)
                 await self._restore(claims)
+
+    async def _ensure_table(self, namespace: str, topic: str, topic_id: UUID) -> TopicTable:
+        """Made if there is none; that of a deleted topic of the same name makes room."""
+        tables = await self._tables()
+        ensure = partial(
+            tables.ensure_table, namespace, topic, topic_id, partition_by=self._options.partition_by
+        )
+        try:
+            return await asyncio.to_thread(ensure)
+        except TableOfAnotherTopic as error:
+            if error.found is None or not await self._was_deleted(error.found):
+                raise
+            aside = await asyncio.to_thread(tables.set_aside, namespace, topic, error.found)
+            log.warning(
+                "table %s.%s is that of a topic that was deleted: it is %s.%s from now on",
+                namespace,
+                topic,
+                namespace,
+                aside,
+            )
+            return await asyncio.to_thread(ensure)
+
+    async def _was_deleted(self, topic_id: str) -> bool:
+        try:
+            key = deleted_key(UUID(topic_id))
+        except ValueError:  # somebody wrote something else there
+            return False
+        return await self._store.get(CLUSTER_DOMAIN, key) is not None
 
     async def _append(self, table: TopicTable, claims: Sequence[Claim]) -> None:
         files = [file for claim in claims for file in self._new_files(claim.task)]
@@ -581,10 +609,7 @@ class Compactor:
     async def _restore(self, claims: Sequence[Claim]) -> None:
         """The table was dropped: give it the files that the index names, before what is new."""
         namespace, topic, topic_id = claims[0].task.namespace, claims[0].task.topic, claims[0].task.topic_id
-        tables = await self._tables()
-        table = await asyncio.to_thread(
-            tables.ensure_table, namespace, topic, topic_id, partition_by=self._options.partition_by
-        )
+        table = await self._ensure_table(namespace, topic, topic_id)
         for claim in claims:
             files = []
             follows = start = table.end_offset(claim.task.partition)
