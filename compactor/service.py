@@ -344,6 +344,7 @@ class Compactor:
         log_start = await self._index.log_start(stream_id, fresh=True)
         known.cursor = max(known.cursor, log_start)
         entries = await self._uncompacted(stream_id, known, undecodable, log_start)
+        await self._have_decided(stream_id, entries[-1].end_offset if entries else known.cursor)
         limits = self._options.limits
         if everything:
             limits = replace(limits, max_age_ms=-(2**62))
@@ -387,6 +388,11 @@ class Compactor:
             if len(page) < MAX_TASK_ENTRIES:
                 return page[first:]
             known.cursor = page[-1].end_offset
+
+    async def _have_decided(self, stream_id: int, end: int) -> None:
+        """What follows may be undecided, and nobody there who reads it: then it is resolved here, soon."""
+        if not self._store.conditions_abort and (await self._index.tail(stream_id)).end_records > end:
+            await self._index.end(stream_id)
 
     async def _entries(self, stream_id: int, start: int, end: int) -> AsyncIterator[Placed]:
         while start < end:
@@ -450,6 +456,15 @@ class Compactor:
         await self._each(created, lambda claim: self._written(claim, done))
 
     async def _written(self, claim: Claim, done: Mapping[str, Done]) -> None:
+        try:
+            await self._note_results(claim, done)
+        except ClaimLost:
+            # Somebody else may have been through with these files, and had them collected, before they were
+            # written here: the collector looks once more.
+            await self._saga.give_up_files(claim)
+            raise
+
+    async def _note_results(self, claim: Claim, done: Mapping[str, Done]) -> None:
         task = claim.task
         results = [done.get(part.key) for part in task.parts]
         bad = [each for result in results if result is not None for each in result.undecodable]
@@ -481,6 +496,7 @@ class Compactor:
             why = problems[0] if problems else "a worker was lost"
             log.warning("%s-%d: files are to be written again: %s", task.topic, task.partition, why)
             self.counts.failures += 1
+            await self._saga.touch([claim])
             return
         await self._saga.put(claim, replace(claim.state, task=with_stats(task, stats)))
 
