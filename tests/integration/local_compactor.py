@@ -6,12 +6,17 @@ It lives as long as a test wants, round after round, on an event loop of its own
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import resource
+import signal
+import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from compactor.catalog import objects_uri
 from compactor.command import opened
 from compactor.service import Compactor, Counts, Runner
 from compactor.spark import LocalRunner
@@ -67,10 +72,6 @@ class LocalCompactor:
             pass
         assert (self.counts.failures, self.counts.waiting_tasks) == (failures, 0)
 
-    def uri(self, key: str) -> str:
-        """What a table calls an object."""
-        return f"{objects_uri(self.settings.objects)}/{key}"
-
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -78,3 +79,17 @@ class LocalCompactor:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def main(most_bytes: int, values: Sequence[str]) -> None:
+    """One such compactor in a process that may write no larger file: as a disk that is full."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the call fails instead
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    logging.basicConfig(level=logging.WARNING)
+    with LocalCompactor(dict(each.split("=", 1) for each in values)) as compactor:
+        compactor.round()
+        sys.stdout.write(json.dumps(asdict(compactor.counts)))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
