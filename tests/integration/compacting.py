@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from kio.schema.errors import ErrorCode
 
 from compactor.catalog import TopicTable, objects_uri, open_catalog
-from compactor.task import DIRECTORY, State, decode
+from compactor.task import DIRECTORY, State, Task, decode
 from dray.index.entry import ParquetFile, WalChunk, live, place_all, sequence_of, stream_domain
 from dray.metadata.keys import CLUSTER_DOMAIN
 from dray.metadata.opening import open_store
@@ -109,20 +109,20 @@ class Child:
             )
         self.effects: list[str] = []  # of the compactor that runs, or ran last, since it was armed
         self.rounds: list[dict[str, int]] = []
-        self.owner = ""
+        self.owner = ""  # as it is registered
         self.pid = 0
-        self.is_stopped = False
+        self.is_ready = self.is_stopped = False
 
     def begin(self, **orders: object) -> None:
-        self.effects, self.rounds, self.owner, self.is_stopped = [], [], "", False
+        self.effects, self.rounds, self.owner = [], [], ""
+        self.is_ready = self.is_stopped = False
         self._say(json.dumps(orders))
         self.pid = self._hear()["pid"]
 
     def ready(self) -> bool:
         """It has finished what others left, and waits. False: it is gone."""
-        while not self.owner:
-            code = self._next()
-            if code is not None:
+        while not self.is_ready:
+            if self._next() is not None:
                 return False
         return True
 
@@ -168,8 +168,10 @@ class Child:
         said = self._hear()
         if "effect" in said:
             self.effects.append(said["effect"])
+        elif "owner" in said:
+            self.owner = said["owner"]
         elif "ready" in said:
-            self.owner = said["ready"]
+            self.is_ready = True
         elif "stopped" in said:
             self.is_stopped = True
         elif "round" in said:
@@ -581,17 +583,11 @@ async def _listed(objects: ObjectStore) -> list[Any]:
     return found
 
 
-def states(cluster: CompactedCluster) -> Mapping[str, str]:
-    """Of unfinished tasks, by stream."""
-
-    async def look() -> dict[str, str]:
+def unfinished(cluster: CompactedCluster) -> list[Task]:
+    async def look() -> list[Task]:
         async with _stores(cluster) as (metadata, _):
-            found = {}
-            for domain in range(DOMAINS):
-                for record in await _all(metadata, domain, DIRECTORY):
-                    task = decode(record.key, record.value).unfinished
-                    if task is not None:
-                        found[record.key] = task.state.value
-            return found
+            records = [each for domain in range(DOMAINS) for each in await _all(metadata, domain, DIRECTORY)]
+        tasks = [decode(record.key, record.value).unfinished for record in records]
+        return [task for task in tasks if task is not None]
 
     return asyncio.run(look())

@@ -1,7 +1,7 @@
 """Compactors that kill themselves with SIGKILL right before or right after one of their effects.
 
 Arguments are settings, `name=value`. On stdin comes a line of JSON for each compactor, `Orders`; on stdout go
-lines of JSON: what it does (`effect`), that it waits for a line (`ready`, with `pause`: at that point), and
+lines of JSON: what it does (`effect`), what it has done after a round, that it waits for a line (`ready`) and
 how it ended. Each is a process of its own, forked from one that has imported everything.
 
 An effect changes something that others can see: a write of the metadata store (on Oxia each of the two
@@ -208,10 +208,11 @@ async def run(given: Sequence[str], orders: Orders) -> None:
     service.MAINTAIN_EVERY_S = 0.0
     catalog.ANSWER_S = ANSWER_S
     async with command.opened(loaded, runner=LocalRunner()) as compactor:
+        say(owner=compactor.owner)
         go_on = partial(compactor.round, everything=True)
         if not orders.at_once:
             await go_on()
-            say(ready=compactor.owner)
+            say(ready=True)
             await asyncio.to_thread(hear)
         made.is_armed = True
         rounds = 0
