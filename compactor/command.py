@@ -16,6 +16,7 @@ from functools import partial
 from typing import TextIO
 
 from compactor.catalog import objects_uri, open_catalog
+from compactor.metrics import serving
 from compactor.plan import PlanLimits
 from compactor.service import Compactor, Counts, Options, Runner
 from compactor.spark import SparkRunner
@@ -83,7 +84,8 @@ async def opened(
                 },
             )
             try:
-                yield compactor
+                with serving(compactor.counts, settings.http):
+                    yield compactor
             finally:
                 with suppress(DrayError):  # a store that is away does not keep anybody from stopping
                     await compactor.stop()

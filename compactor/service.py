@@ -124,6 +124,7 @@ class Counts:
     undecodable: int = 0
     failures: int = 0
     waiting_tasks: int = 0  # unfinished after the last round
+    waiting_for_catalog: int = 0  # of these, those that are written and not in their table
     backlog_bytes: int = 0  # of WAL that was not planned in the last round
     collected: Collected = field(default_factory=Collected)
 
@@ -247,6 +248,7 @@ class Compactor:
         await self._commit(mine, {stream.topic.topic_id for stream in streams})
         finished = await self._each(mine, self._finish)
         self.counts.waiting_tasks = len(mine) - sum(1 for each in finished if each)
+        self.counts.waiting_for_catalog = sum(_is_written(claim.state) for claim in mine)
         await self._maintain(streams)
         await self._collect()
         if mine:

@@ -559,6 +559,16 @@ class Settings:
             "Refuse partitions of another broker (NOT_LEADER_OR_FOLLOWER) instead of serving them.",
         )
     )
+    http: Address | None = field(
+        metadata=_about(
+            "http",
+            _address,
+            None,
+            "Where a compactor serves its metrics, at /metrics. Unset: nowhere.",
+            flag="HOST:PORT",
+            only="compactor",
+        )
+    )
     table_namespace: str = field(
         metadata=_about("table.namespace", _namespace, "kafka", "Iceberg namespace of the topics' tables.")
     )

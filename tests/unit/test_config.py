@@ -135,6 +135,7 @@ def test_names_of_settings_and_variables() -> None:
         "offsets.retention.minutes": "DRAY_OFFSETS_RETENTION_MINUTES",
         "offsets.retention.check.interval.ms": "DRAY_OFFSETS_RETENTION_CHECK_INTERVAL_MS",
         "routing.enforce_owner": "DRAY_ROUTING_ENFORCE_OWNER",
+        "http": "DRAY_HTTP",
         "table.namespace": "DRAY_TABLE_NAMESPACE",
         "table.iceberg.partitioning": "DRAY_TABLE_ICEBERG_PARTITIONING",
         "spark.master": "DRAY_SPARK_MASTER",
