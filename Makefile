@@ -26,10 +26,11 @@ test: setup ## Lint, check types and run every test
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-bench: setup ## Measure the metadata stores, the write path, columns, and a broker and groups beside Apache Kafka
+bench: setup ## Measure the metadata stores, the write path, columns, compaction, and a broker and groups beside Apache Kafka
 	$(BIN)/python -m bench.metadata
 	$(BIN)/python -m bench.wal
 	$(BIN)/python -m bench.columns
+	$(BIN)/python -m bench.compactor
 	$(BIN)/python -m bench.broker
 	$(BIN)/python -m bench.groups
 
