@@ -483,8 +483,9 @@ async def stopped(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 def batch(stream: int, ident: int, records: int, at_ms: int, producer: Producer | None) -> PendingBatch:
+    header = HEADER[:-4] + records.to_bytes(4, "big")  # all that compaction looks at
     return PendingBatch(
-        stream, memoryview(HEADER + ident.to_bytes(8, "big")), records, at_ms, at_ms, producer
+        stream, memoryview(header + ident.to_bytes(8, "big")), records, at_ms, at_ms, producer
     )
 
 
@@ -758,6 +759,11 @@ async def reckon(world: ProducerWorld, book: Book, brokers: list[Broker], rules:
     check(not world.violations, "; ".join(world.violations))
     check_seen(book, streams)
     check_stored(world, streams)
+    check_told(world, book, streams)
+
+
+def check_told(world: ProducerWorld, book: Book, streams: Truth) -> None:
+    """What was acknowledged is there once, where it was said to be, in order; what was refused is not."""
     at: dict[int, list[Fact]] = {}
     for fact in (fact for entries in streams.values() for _, _, facts in entries for fact in facts or ()):
         world.counts[fact.kind.value] += 1
