@@ -20,7 +20,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -131,7 +131,8 @@ def cpu_of_children() -> float:
     while pids:
         pid = pids.pop()
         for task in Path(f"/proc/{pid}/task").iterdir():
-            pids += map(int, (task / "children").read_text().split())
+            with suppress(OSError):  # threads come and go
+                pids += map(int, (task / "children").read_text().split())
         if pid != os.getpid():
             total += cpu_seconds(pid)
     return total
