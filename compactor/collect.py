@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -31,13 +31,13 @@ from compactor.saga import (
 from compactor.task import Task, decode, state_key
 from dray.errors import DrayError, VersionConflict
 from dray.index.entry import ParquetFile, place, sequence_of
+from dray.metadata.pages import records_of
 from dray.metadata.store import MetadataStore, Record
 from dray.objectstore.store import ObjectStore
 from dray.wal.objects import OBJECTS, State, decode_record
 
 log = logging.getLogger(__name__)
 
-PAGE = 200
 # A writer that does not know what became of its append fences its own object within seconds (ADR 5). Until
 # then its record is a witness and has to stay.
 MIN_RECORD_AGE_MS = 60_000
@@ -74,7 +74,7 @@ class GarbageCollector:
 
     async def collect_objects(self, domain: int, now_ms: int) -> Collected:
         done = Collected()
-        async for found in self._pages(domain, WAL_GARBAGE):
+        async for found in records_of(self._store, domain, WAL_GARBAGE):
             await self._guarded(self._collect_object(domain, found, now_ms, done), found.key, done)
         return done
 
@@ -82,7 +82,7 @@ class GarbageCollector:
         """Reads all manifests of tables that have garbage, so for now and then."""
         done = Collected()
         unnamed: dict[tuple[str, str, UUID], list[tuple[Record, FileGarbage]]] = defaultdict(list)
-        async for found in self._pages(domain, FILE_GARBAGE):
+        async for found in records_of(self._store, domain, FILE_GARBAGE):
             await self._guarded(self._look_at_file(domain, found, now_ms, unnamed), found.key, done)
         for table, files in unnamed.items():
             await self._guarded(
@@ -162,13 +162,6 @@ class GarbageCollector:
         entry = await self._store.ceiling(domain, sequence_of(garbage.stream_id), garbage.end_offset)
         where = None if entry is None else place(entry).entry.where
         return isinstance(where, ParquetFile) and where.file_id == garbage.file_id
-
-    async def _pages(self, domain: int, directory: str) -> AsyncIterator[Record]:
-        start = ""
-        while page := await self._store.scan(domain, directory, start=start, limit=PAGE):
-            for found in page:
-                yield found
-            start = page[-1].key.rpartition("/")[2] + "\0"
 
 
 def _files_of(task: Task) -> set[UUID]:

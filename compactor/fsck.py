@@ -30,7 +30,8 @@ from dray.index.entry import (
 )
 from dray.metadata.cluster import Cluster
 from dray.metadata.keys import CLUSTER_DOMAIN
-from dray.metadata.store import MetadataStore, Record
+from dray.metadata.pages import records_of
+from dray.metadata.store import MetadataStore
 from dray.objectstore.store import ObjectStore
 from dray.topics.record import TOPICS, TopicRecord, decode_topic
 from dray.wal.format import object_id_of
@@ -92,7 +93,10 @@ class Fsck:
         for domain in range(self._cluster.num_domains):
             keys[domain] = await self._look_at_objects(domain)
         states = await self._states()
-        topics = [decode_topic(found.key, found.value) async for found in self._pages(CLUSTER_DOMAIN, TOPICS)]
+        topics = [
+            decode_topic(found.key, found.value)
+            async for found in records_of(self._store, CLUSTER_DOMAIN, TOPICS)
+        ]
         visible = [topic for topic in topics if topic.visible]
         total, done = sum(len(topic.streams) for topic in visible), 0
         for topic in visible:
@@ -118,7 +122,7 @@ class Fsck:
     async def _look_at_objects(self, domain: int) -> set[str]:
         """The keys of records of committed objects, and of references."""
         keys: set[str] = set()
-        async for found in self._pages(domain, OBJECTS):
+        async for found in records_of(self._store, domain, OBJECTS):
             name = found.key.rpartition("/")[2]
             if "-" not in name:
                 record = decode_record(found.key, found.value)
@@ -127,10 +131,13 @@ class Fsck:
                     continue
                 self._report.wal_objects += 1
             keys.add(found.key)
-        self._staged |= {found.key.rpartition("/")[2] async for found in self._pages(domain, STAGING)}
-        waiting = [found.key async for found in self._pages(domain, WAL_GARBAGE)]
+        self._staged |= {
+            found.key.rpartition("/")[2] async for found in records_of(self._store, domain, STAGING)
+        }
+        waiting = [found.key async for found in records_of(self._store, domain, WAL_GARBAGE)]
         files = [
-            decode_file_garbage(found.key, found.value) async for found in self._pages(domain, FILE_GARBAGE)
+            decode_file_garbage(found.key, found.value)
+            async for found in records_of(self._store, domain, FILE_GARBAGE)
         ]
         self._named |= {file.key for file in files}
         if waiting or files:
@@ -141,7 +148,7 @@ class Fsck:
     async def _states(self) -> dict[int, StreamState]:
         states = {}
         for domain in range(self._cluster.num_domains):
-            async for found in self._pages(domain, DIRECTORY):
+            async for found in records_of(self._store, domain, DIRECTORY):
                 try:
                     states[stream_of_key(found.key)] = decode(found.key, found.value)
                 except DrayError as error:
@@ -267,13 +274,6 @@ class Fsck:
             for placed in page:
                 yield placed
             at = page[-1].end_offset + 1
-
-    async def _pages(self, domain: int, directory: str) -> AsyncIterator[Record]:
-        start = ""
-        while page := await self._store.scan(domain, directory, start=start, limit=PAGE):
-            for found in page:
-                yield found
-            start = page[-1].key.rpartition("/")[2] + "\0"
 
 
 async def run_twice(make: Callable[[], Fsck]) -> Report:

@@ -67,13 +67,15 @@ from dray.index.entry import ParquetFile, Placed, WalChunk, stream_domain
 from dray.index.witness import Witness
 from dray.metadata.cluster import Cluster
 from dray.metadata.keys import CLUSTER_DOMAIN
-from dray.metadata.store import Expect, MetadataStore, Session
+from dray.metadata.pages import records_of
+from dray.metadata.store import Expect, MetadataStore, Record, Session
 from dray.objectstore.store import ObjectStore
 from dray.topics.record import TOPICS, TopicRecord, decode_topic, deleted_key
 
 log = logging.getLogger(__name__)
 
 COMPACTORS = "compactors"
+# Of records of tasks, which may be large.
 PAGE = 200
 # Streams that are looked at, or finished, side by side: a few round trips each.
 PARALLEL = 32
@@ -269,7 +271,7 @@ class Compactor:
 
     async def _owners(self) -> set[str]:
         records = await self._scan(CLUSTER_DOMAIN, COMPACTORS)
-        return {key.rpartition("/")[2] for key, _, _ in records} | {self.owner}
+        return {found.key.rpartition("/")[2] for found in records} | {self.owner}
 
     async def others(self) -> bool:
         """Whether another compactor is registered that has a claim on some stream."""
@@ -282,8 +284,8 @@ class Compactor:
 
     async def _streams(self) -> list[Stream]:
         streams = []
-        for key, value, _ in await self._scan(CLUSTER_DOMAIN, TOPICS):
-            topic = decode_topic(key, value)
+        for found in await self._scan(CLUSTER_DOMAIN, TOPICS):
+            topic = decode_topic(found.key, found.value)
             if topic.visible:
                 streams += [Stream(each, topic, number) for number, each in enumerate(topic.streams)]
         return streams
@@ -291,25 +293,19 @@ class Compactor:
     async def _claims(self) -> dict[int, Claim]:
         claims: dict[int, Claim] = {}
         for domain in range(self._cluster.num_domains):
-            for key, value, version in await self._scan(domain, DIRECTORY):
-                stream_id = stream_of_key(key)
+            for found in await self._scan(domain, DIRECTORY):
+                stream_id = stream_of_key(found.key)
                 try:
-                    claims[stream_id] = Claim(stream_id, domain, version, decode(key, value))
+                    state = decode(found.key, found.value)
+                    claims[stream_id] = Claim(stream_id, domain, found.version, state)
                 except (CorruptStore, IncompatibleStore) as error:
                     log.error("stream %016x is left alone: %s", stream_id, error)
                     self.counts.failures += 1
         return claims
 
-    async def _scan(self, domain: int, directory: str) -> list[tuple[str, bytes, int]]:
-        found: list[tuple[str, bytes, int]] = []
-        start = ""
+    async def _scan(self, domain: int, directory: str) -> list[Record]:
         await self._store.barrier(domain)
-        while page := await self._store.scan(domain, directory, start=start, limit=PAGE):
-            found += [(record.key, record.value, record.version) for record in page]
-            if len(page) < PAGE:
-                break
-            start = page[-1].key.rpartition("/")[2] + "\0"
-        return found
+        return [found async for found in records_of(self._store, domain, directory, page_records=PAGE)]
 
     async def _take_on(self, claims: Mapping[int, Claim]) -> list[Claim]:
         """Unfinished tasks of this compactor, and of those that are gone."""

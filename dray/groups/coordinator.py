@@ -65,6 +65,7 @@ from dray.groups.record import GROUPS, check_group_id, decode, group_of_key
 from dray.groups.retention import expired, orphaned
 from dray.groups.topics import TopicsView
 from dray.metadata.keys import domain_of
+from dray.metadata.pages import records_of
 from dray.metadata.store import Gap, KeyChange, MetadataStore, Record, WatchEvent
 from dray.registry import BrokerRegistry
 
@@ -566,16 +567,10 @@ class GroupCoordinator:
     async def _all(self) -> AsyncIterator[ListedGroup]:
         for domain in range(self._num_domains):
             await self._store.barrier(domain)
-            start = ""
-            while True:
-                page = await self._store.scan(domain, GROUPS, start=start, limit=PAGE_RECORDS)
-                for record in page:
-                    listed = _listed(record)
-                    if listed is not None:
-                        yield listed
-                if len(page) < PAGE_RECORDS:
-                    break
-                start = page[-1].key.rpartition("/")[2] + "\0"
+            async for record in records_of(self._store, domain, GROUPS, page_records=PAGE_RECORDS):
+                listed = _listed(record)
+                if listed is not None:
+                    yield listed
 
     # Retention of offsets
 

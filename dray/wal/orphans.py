@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from dray.errors import DrayError, VersionConflict
-from dray.metadata.store import Expect, MetadataStore, Record
+from dray.metadata.pages import records_of
+from dray.metadata.store import Expect, MetadataStore
 from dray.objectstore.store import ObjectInfo, ObjectStore
 from dray.wal.format import object_id_of, objects_of_domain
 from dray.wal.objects import (
@@ -53,7 +54,7 @@ class OrphanCollector:
     async def collect(self, domain: int, now_ms: int, older_than_ms: int) -> Collected:
         """Deal with markers that are older than any seal, upload and append may take."""
         done = Collected()
-        async for found in self._pages(domain, STAGING):
+        async for found in records_of(self._metadata, domain, STAGING):
             with _one_at_a_time(found.key, done):
                 marker = decode_marker(found.key, found.value)
                 if now_ms - marker.created_at_ms < older_than_ms:
@@ -93,7 +94,7 @@ class OrphanCollector:
         and the record is all that tells readers that its entries are void.
         """
         done = Collected()
-        async for found in self._pages(domain, OBJECTS):
+        async for found in records_of(self._metadata, domain, OBJECTS):
             name = found.key.rpartition("/")[2]
             if "-" in name:
                 continue
@@ -124,13 +125,6 @@ class OrphanCollector:
                     return decode_record(key, found.value).state is State.FENCED
             else:
                 return True
-
-    async def _pages(self, domain: int, directory: str) -> AsyncIterator[Record]:
-        start = ""
-        while page := await self._metadata.scan(domain, directory, start=start, limit=PAGE):
-            for found in page:
-                yield found
-            start = page[-1].key.rpartition("/")[2] + "\0"
 
     async def _listed(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         after = ""
