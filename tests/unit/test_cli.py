@@ -188,7 +188,7 @@ def test_unreachable_server_fails_in_time_with_a_hint(tmp_path: Path, closed_por
     started = time.monotonic()
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(check, ["etcd", "oxia"]))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 25  # 5 s of it are the timeout
     for done in runs:
         assert done.returncode == 1
         complaint = rf"drayd: .*127\.0\.0\.1:{closed_port}.*check that the metadata URL.*\n"
