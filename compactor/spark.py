@@ -200,7 +200,9 @@ def attempt(work: Work) -> Done:
         return Done(work.part.key, problem=f"out of memory: {_MORE_MEMORY}")
     except Exception as error:
         log.exception("%s", work.part.key)
-        return Done(work.part.key, problem=f"{type(error).__name__}: {error}")
+        # What a thread says that gets no stack.
+        more = f"; {_MORE_MEMORY}" if "can't start new thread" in str(error) else ""
+        return Done(work.part.key, problem=f"{type(error).__name__}: {error}{more}")
 
 
 # --- on executors
