@@ -29,8 +29,10 @@ from dray.objectstore.opening import open_object_store
 
 log = logging.getLogger(__name__)
 
-# Others that have a claim may be gone: that shows when their session ends.
-WAIT_FOR_OTHERS_S = 1.0
+# Others that have a claim may be gone: that shows when their session ends. What nobody has decided is decided
+# after two seconds.
+WAIT_S = 1.0
+MAX_WAITS = 60
 BAR_WIDTH = 30
 
 
@@ -41,11 +43,18 @@ async def compact_for_ever(settings: Settings, interval_s: float) -> None:
 
 
 async def compact_once(settings: Settings) -> Counts:
-    """All that is there, however young."""
+    """All that is there now, however young."""
     async with opened(settings, _progress()) as compactor:
-        while await compactor.round(everything=True) or await _waits_for_others(compactor):
-            pass
-        return compactor.counts
+        until = await compactor.ends()
+        waited = 0
+        while True:
+            if await compactor.round(everything=True, until=until):
+                waited = 0
+            elif waited < MAX_WAITS and await _waits(compactor):
+                waited += 1
+                await asyncio.sleep(WAIT_S)
+            else:
+                return compactor.counts
 
 
 @asynccontextmanager
@@ -168,11 +177,9 @@ def _progress() -> Progress | None:
     return Progress(sys.stderr) if sys.stderr.isatty() else None
 
 
-async def _waits_for_others(compactor: Compactor) -> bool:
-    if not await compactor.others():
-        return False
-    await asyncio.sleep(WAIT_FOR_OTHERS_S)
-    return True
+async def _waits(compactor: Compactor) -> bool:
+    """Whether something will be there in a moment that is not yet."""
+    return compactor.counts.undecided > 0 or await compactor.others()
 
 
 def _size(count: int) -> str:

@@ -27,6 +27,7 @@ _GAUGES = {
     "waiting_tasks": "Tasks that were not finished by the last round.",
     "waiting_for_catalog": "Of these, those that are written and not in their table.",
     "backlog_bytes": "WAL bytes that the last round left for later.",
+    "undecided": "Streams with entries of which nobody had decided what counts.",
 }
 
 

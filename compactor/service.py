@@ -128,6 +128,7 @@ class Counts:
     waiting_tasks: int = 0  # unfinished after the last round
     waiting_for_catalog: int = 0  # of these, those that are written and not in their table
     backlog_bytes: int = 0  # of WAL that was not planned in the last round
+    undecided: int = 0  # streams that had entries in the last round of which nobody had decided what counts
     collected: Collected = field(default_factory=Collected)
 
     def told(self) -> dict[str, int]:
@@ -230,10 +231,18 @@ class Compactor:
                 log.warning("compaction: this round failed, and the next begins anew: %s", error)
             await asyncio.sleep(interval_s * (0.75 + random.random() / 2))
 
-    async def round(self, *, everything: bool = False) -> bool:
+    async def ends(self) -> dict[int, int]:
+        """Where streams end now."""
+        streams = await self._streams()
+        ends = await self._each(streams, lambda stream: self._index.tail(stream.stream_id, fresh=True))
+        pairs = zip(streams, ends, strict=True)
+        return {stream.stream_id: end.end_records for stream, end in pairs if end is not None}
+
+    async def round(self, *, everything: bool = False, until: Mapping[int, int] | None = None) -> bool:
         """Look at every stream once; with `everything` however young its records are.
 
-        Whether there may be more to do at once: something was done, and nothing of it failed.
+        With `until` a stream is done with that has come so far: what is written meanwhile can wait. Whether
+        there may be more to do at once: something was done, and nothing of it failed.
         """
         await self._register()
         claims = await self._claims()
@@ -242,9 +251,9 @@ class Compactor:
         failures, done = self.counts.failures, self.counts.tasks + self.counts.undecodable
         busy = {claim.stream_id for claim in mine}
         busy |= {claim.stream_id for claim in claims.values() if claim.state.unfinished is not None}
-        self.counts.backlog_bytes = 0
+        self.counts.backlog_bytes = self.counts.undecided = 0
         free = [stream for stream in streams if stream.stream_id not in busy]
-        planned = await self._each(free, lambda stream: self._plan(stream, claims, everything))
+        planned = await self._each(free, lambda stream: self._plan(stream, claims, everything, until))
         mine += [claim for claim in planned if claim is not None]
         await self._write(mine)
         await self._commit(mine, {stream.topic.topic_id for stream in streams})
@@ -332,7 +341,13 @@ class Compactor:
 
     # --- planning
 
-    async def _plan(self, stream: Stream, claims: Mapping[int, Claim], everything: bool) -> Claim | None:
+    async def _plan(
+        self,
+        stream: Stream,
+        claims: Mapping[int, Claim],
+        everything: bool,
+        until: Mapping[int, int] | None,
+    ) -> Claim | None:
         stream_id = stream.stream_id
         claim = claims.get(stream_id) or Claim(stream_id, self._domain_of(stream_id), None, StreamState())
         undecodable = {each.end_offset for each in claim.state.undecodable}
@@ -343,6 +358,8 @@ class Compactor:
         known.cursor = max(known.cursor, log_start)
         entries = await self._uncompacted(stream_id, known, undecodable, log_start)
         await self._have_decided(stream_id, entries[-1].end_offset if entries else known.cursor)
+        if until is not None and known.cursor >= until.get(stream_id, 0):
+            entries = []
         limits = self._options.limits
         if everything:
             limits = replace(limits, max_age_ms=-(2**62))
@@ -390,7 +407,8 @@ class Compactor:
     async def _have_decided(self, stream_id: int, end: int) -> None:
         """What follows may be undecided, and nobody there who reads it: then it is resolved here, soon."""
         if not self._store.conditions_abort and (await self._index.tail(stream_id)).end_records > end:
-            await self._index.end(stream_id)
+            decided = await self._index.end(stream_id)
+            self.counts.undecided += decided.end_records <= end
 
     async def _entries(self, stream_id: int, start: int, end: int) -> AsyncIterator[Placed]:
         while start < end:

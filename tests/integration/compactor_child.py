@@ -217,17 +217,19 @@ async def run(given: Sequence[str], orders: Orders) -> None:
         made.is_armed = True
         rounds = 0
         while True:
+            failures = compactor.counts.failures
             try:
                 more = await go_on()
             except DrayError as error:
                 say(failed=repr(error))
                 more = True
+            is_idle = not more and compactor.counts.failures == failures and not compactor.counts.undecided
             say(round=vars_of(compactor.counts))
             rounds += 1
-            if orders.forever:
-                await asyncio.sleep(PAUSE_S)
-            elif not more or rounds == orders.rounds:
+            if not orders.forever and (is_idle or rounds == orders.rounds):
                 return
+            if orders.forever or not more:
+                await asyncio.sleep(PAUSE_S)
 
 
 def vars_of(counts: service.Counts) -> dict[str, object]:

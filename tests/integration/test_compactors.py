@@ -63,7 +63,7 @@ def started(cluster: CompactedCluster) -> Iterator[tuple[Traffic, Rereader]]:
 def finish(child: Child, cluster: CompactedCluster, traffic: Traffic, reader: Rereader) -> None:
     """Clients come to rest, a last compactor does all that is left, and then everything has to be right."""
     traffic.stop()
-    child.begin(rounds=20)
+    child.begin(rounds=200)
     assert child.ready()
     child.go()
     assert child.ended() == 0
