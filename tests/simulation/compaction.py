@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 from uuid import UUID
@@ -32,6 +33,7 @@ from dray.errors import CatalogUnavailable, DrayError, ObjectNotFound, OutcomeUn
 from dray.index.entry import IndexEntry, ParquetFile, Placed, Void, WalChunk, live, place_all, sequence_of
 from dray.index.fold import EXPIRATION_MS
 from dray.metadata.cluster import Cluster
+from dray.metadata.pages import records_of
 from dray.metadata.store import AppendResult, Delete, Entry, EntryChange, NewEntry, Position, Put
 from dray.topics.record import TopicRecord, TopicState
 from dray.wal.objects import OBJECTS, decode_record
@@ -61,6 +63,8 @@ TOPIC = TopicRecord("t", UUID(int=1), TopicState.ACTIVE, STREAMS, (), {}, 0)
 # What a reader may be behind when it looks at an object.
 GRACE_MS = 5_000
 LIMITS = PlanLimits(max_age_ms=0, part_bytes=500, file_bytes=10**6, max_files=2)
+# So that changes fall between two scans.
+few_at_a_time = partial(records_of, page_records=5)
 OPTIONS = Options("", "n", "partition", LIMITS, GRACE_MS, keep_snapshots=1, snapshot_age_ms=0)
 
 
@@ -76,7 +80,7 @@ class Rules:
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        small = ((service_module, "MAINTAIN_EVERY_S", 0.0), (collect_module, "PAGE", 5))
+        small = ((service_module, "MAINTAIN_EVERY_S", 0.0), (collect_module, "records_of", few_at_a_time))
         with contextlib.ExitStack() as stack:
             stack.enter_context(ProducerRules().in_force())
             for owner, name, value in (*small, *self.patches):
