@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 WAIT_S = 1.0
 MAX_WAITS = 60
 BAR_WIDTH = 30
+# Where nobody looks at a terminal.
+LOG_EVERY_S = 10.0
 
 
 async def compact_for_ever(settings: Settings, interval_s: float) -> None:
@@ -141,19 +143,19 @@ def tell(counts: Counts, seconds: float) -> str:
 
 
 class Progress:
-    """One line that is written over, for somebody who looks at a terminal."""
+    """How far the workers are: a line that is written over for somebody at a terminal, else a line of the log
+    now and then."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._parts = self._bytes = self._done = self._done_bytes = 0
+    def __init__(self, terminal: TextIO | None) -> None:
+        self._terminal = terminal
+        self._streams = self._bytes = self._done = self._done_bytes = 0
         self._sizes: dict[str, int] = {}
-        self._began = 0.0
+        self._began = self._told_at = 0.0
 
-    def planned(self, sizes: dict[str, int]) -> None:
-        self._sizes = sizes
-        self._parts, self._bytes = len(sizes), sum(sizes.values())
+    def planned(self, streams: int, sizes: dict[str, int]) -> None:
+        self._streams, self._sizes, self._bytes = streams, sizes, sum(sizes.values())
         self._done = self._done_bytes = 0
-        self._began = time.monotonic()
+        self._began = self._told_at = time.monotonic()
         self._show()
 
     def written(self, done: Done) -> None:
@@ -162,19 +164,26 @@ class Progress:
         self._show()
 
     def _show(self) -> None:
-        part = self._done_bytes / max(self._bytes, 1)
-        elapsed_s = max(time.monotonic() - self._began, 1e-3)
-        rate = self._done_bytes / elapsed_s
+        now = time.monotonic()
+        if self._terminal is not None:
+            part = self._done_bytes / max(self._bytes, 1)
+            bar = f"{'█' * int(part * BAR_WIDTH):<{BAR_WIDTH}}"
+            end = "\n" if self._done == len(self._sizes) else ""
+            self._terminal.write(f"\r\x1b[K{bar} {self._line(now)}{end}")
+            self._terminal.flush()
+        elif now - self._told_at >= LOG_EVERY_S:
+            self._told_at = now
+            log.info("writing: %s", self._line(now))
+
+    def _line(self, now: float) -> str:
+        rate = self._done_bytes / max(now - self._began, 1e-3)
         left = f", {(self._bytes - self._done_bytes) / rate:.0f} s left" if rate else ""
-        bar = f"{'█' * int(part * BAR_WIDTH):<{BAR_WIDTH}}"
-        line = f"{bar} {self._done}/{self._parts} files, {_size(self._done_bytes)} of {_size(self._bytes)}"
-        end = "\n" if self._done == self._parts else ""
-        self._out.write(f"\r\x1b[K{line}, {_size(int(rate))}/s{left}{end}")
-        self._out.flush()
+        files = f"{self._done}/{len(self._sizes)} files of {self._streams} streams"
+        return f"{files}, {_size(self._done_bytes)} of {_size(self._bytes)}, {_size(int(rate))}/s{left}"
 
 
-def _progress() -> Progress | None:
-    return Progress(sys.stderr) if sys.stderr.isatty() else None
+def _progress() -> Progress:
+    return Progress(sys.stderr if sys.stderr.isatty() else None)
 
 
 async def _waits(compactor: Compactor) -> bool:

@@ -149,8 +149,8 @@ class _Known:
 class Watcher(Protocol):
     """Told of what happens, for whoever shows it; `written` in the thread that runs the work."""
 
-    def planned(self, sizes: dict[str, int]) -> None:
-        """What workers are about to write: input bytes by the key of the file."""
+    def planned(self, streams: int, sizes: dict[str, int]) -> None:
+        """What workers are about to write: of how many streams, and input bytes by the key of the file."""
         ...
 
     def written(self, done: Done) -> None: ...
@@ -466,7 +466,7 @@ class Compactor:
             return
         watcher = self._watcher
         if watcher is not None:
-            watcher.planned({work.part.key: work.part.input_bytes for work in works})
+            watcher.planned(len(created), {work.part.key: work.part.input_bytes for work in works})
         on_done = None if watcher is None else watcher.written
         done = {each.key: each for each in await asyncio.to_thread(self._runner.run, works, on_done)}
         await self._each(created, lambda claim: self._written(claim, done))
