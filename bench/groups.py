@@ -72,6 +72,8 @@ class Members:
             "group.id": f"bench-{secrets.token_hex(6)}",
             "group.protocol": protocol,
             "auto.offset.reset": "earliest",
+            # Who had a partition for a moment and read its record would leave nothing for the next.
+            "enable.auto.commit": False,
             "log_level": 0,
         }
         if protocol == "classic":
